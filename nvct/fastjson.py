@@ -1,0 +1,35 @@
+"""JSON text to values without the `json` package, which takes longer to import than a hook may take.
+
+The C scanner behind `json.loads` stands alone in `_json`; it needs an object that holds the parsing choices.
+"""
+
+from __future__ import annotations
+
+from _json import make_scanner
+
+_BLANKS = " \t\n\r"
+
+
+class _Choices:
+    strict = False  # runtimes have been seen to write raw control characters into env values
+    object_hook = None
+    object_pairs_hook = None
+    parse_float = float
+    parse_int = int
+    parse_constant = float
+    memo: dict[str, str] = {}
+
+
+_scan = make_scanner(_Choices())
+
+
+def loads(text: str) -> object:
+    """The one JSON value in `text`. Raises ValueError where `json.loads` does."""
+    start = len(text) - len(text.lstrip(_BLANKS))
+    try:
+        value, end = _scan(text, start)
+    except StopIteration as stop:
+        raise ValueError(f"no JSON value at character {stop.value}") from None
+    if text[end:].strip(_BLANKS):
+        raise ValueError(f"more text after the JSON value, at character {end}")
+    return value

@@ -1,0 +1,239 @@
+"""The nouns: what a node has (Inventory), what a container asks for (Request), what must change in it (Edits).
+
+All are immutable values. This module imports nothing but the record decorator, since the hook imports it on every
+container start. Paths in it are absolute and written as seen below the root they belong to: a driver file's `path`
+lies below the driver root, a device node's below the device root, an edit's `target` below the container's root.
+"""
+
+from __future__ import annotations
+
+from nvct.record import record
+
+# Raised when the meaning or the shape of a saved inventory changes; another version is refused, not guessed at.
+SCHEMA = 1
+
+# Kinds of driver files.
+LIBRARY = "library"
+LIBRARY32 = "library32"
+BINARY = "binary"
+FIRMWARE = "firmware"
+SOCKET = "socket"
+
+
+
+@record
+class MigDevice:
+    """One compute instance of one GPU instance: what CUDA sees as a device.
+
+    `index` is the N of `gpu:N` (NVML's index below its GPU). `gi_minor` and `ci_minor` are the minors of the two
+    capability nodes, /dev/nvidia-caps/nvidia-cap<minor>, read from the capability files under /proc/driver/nvidia.
+    """
+
+    index: int
+    uuid: str
+    profile: str
+    gi: int
+    ci: int
+    memory_mib: int
+    gi_minor: int
+    ci_minor: int
+
+
+@record
+class Gpu:
+    """One physical GPU. `bus_id` is NVML's form, 8 hex digits of PCI domain: `00000000:07:00.0`.
+
+    `minor` numbers its node (/dev/nvidia<minor>) and its capability folder (gpu<minor>); `index` is NVML's order.
+    They are often equal and must never be taken for one another.
+    """
+
+    index: int
+    uuid: str
+    minor: int
+    bus_id: str
+    model: str
+    brand: str
+    compute_capability: str
+    memory_mib: int
+    mig_enabled: bool = False
+    mig_devices: tuple[MigDevice, ...] = ()
+
+    @property
+    def proc_name(self) -> str:
+        """The name of its folder under /proc/driver/nvidia/gpus: the domain has 4 digits there unless it needs more."""
+        domain, rest = self.bus_id.lower().split(":", 1)
+        return f"{int(domain, 16):04x}:{rest}"
+
+
+@record
+class DriverFile:
+    """One file of the driver.
+
+    `kind` is LIBRARY, LIBRARY32, BINARY, FIRMWARE or SOCKET. `capability` is the driver capability that brings it
+    (utility, compute, video, graphics, ngx); compat32 is no class of its own but admits the kind LIBRARY32. `path` has its
+    links resolved inside the driver root. `soname` and `links` are of libraries only: DT_SONAME, and the unversioned
+    development name (`libcuda.so`) where the host has it.
+    """
+
+    kind: str
+    capability: str
+    path: str
+    soname: str = ""
+    links: tuple[str, ...] = ()
+
+
+@record
+class DeviceNode:
+    """A device node that is not one GPU's: nvidiactl, nvidia-uvm, nvidia-uvm-tools, nvidia-modeset."""
+
+    path: str
+    major: int
+    minor: int
+
+
+@record
+class Roots:
+    """Where this node's parts are seen from here. Absolute; "/" on most machines.
+
+    `root` is the driver root (libraries, binaries, firmware), `dev_root` holds dev/, `proc_root` is a procfs.
+    """
+
+    root: str = "/"
+    dev_root: str = "/"
+    proc_root: str = "/proc"
+
+
+@record
+class Inventory:
+    """Everything that this node has for GPU containers.
+
+    `majors` are the lines of /proc/devices whose name begins with "nvidia": name to number. `nodes` are the control nodes that
+    exist. `missing` says, a sentence each, what a complete driver would have and this node has not.
+    `architecture` is the machine's (`x86_64`, `aarch64`). `cuda_version` is the newest CUDA of the driver: "12.4".
+    """
+
+    driver_version: str
+    cuda_version: str
+    architecture: str
+    roots: Roots
+    majors: dict[str, int]
+    gpus: tuple[Gpu, ...] = ()
+    nodes: tuple[DeviceNode, ...] = ()
+    files: tuple[DriverFile, ...] = ()
+    missing: tuple[str, ...] = ()
+
+
+@record
+class ContainerRoot:
+    """What the container's root file system looks like, as far as a plan depends on it.
+
+    `debian`: it has /etc/debian_version. `lib32`: it has /usr/lib32. `lib_is_lib64`: its /usr/lib and /usr/lib64 are one folder.
+    """
+
+    debian: bool = True
+    lib32: bool = False
+    lib_is_lib64: bool = False
+
+
+@record
+class Request:
+    """Everything that a container asked for.
+
+    `devices`: the tokens in their order, blanks and empty ones dropped; None when the container asks for nothing of ours
+    (variable unset, empty or `void`); () when it asks for the driver without a GPU (`none`).
+    `capabilities`: the tokens of NVIDIA_DRIVER_CAPABILITIES, None when unset. `*_source` say where each came from, in
+    words for messages: "env NVIDIA_VISIBLE_DEVICES".
+    """
+
+    devices: tuple[str, ...] | None = None
+    devices_source: str = ""
+    capabilities: tuple[str, ...] | None = None
+    capabilities_source: str = ""
+    privileged: bool = False
+    container: ContainerRoot = ContainerRoot()
+
+
+@record
+class DeviceEdit:
+    """A device node for the container, and leave for it to read and write there. `source` is its path on this host."""
+
+    path: str
+    source: str
+    major: int
+    minor: int
+    why: str
+
+
+@record
+class MountEdit:
+    """A file, folder or socket of the host for the container. `options` are those of a bind mount: ro, nosuid, nodev, noexec, rw.
+
+    A missing `source` or an unwritable `target` fails the start when `required`, else it is a warning.
+    """
+
+    source: str
+    target: str
+    options: tuple[str, ...]
+    why: str
+    required: bool = True
+
+
+@record
+class LinkEdit:
+    """A symbolic link at `path`; `target` is its text, as relative as it is to stand there."""
+
+    path: str
+    target: str
+    why: str
+
+
+@record
+class CacheEdit:
+    """A line of the container's loader cache: programs that ask for `name` get `path`. `bits` is 64 or 32."""
+
+    name: str
+    path: str
+    bits: int
+    why: str
+
+
+@record
+class ProcEdit:
+    """What the container sees of /proc/driver/nvidia: a small file system in place of the kernel's own.
+
+    `source` is the folder on this host. `files` are copied (version, params, registry), params with
+    `ModifyDeviceFiles: 0`, so that no program in the container makes nodes of its own. `gpus` (folders below gpus/) and
+    `capabilities` (files below capabilities/) are bound from the host: only those that the container may use.
+    """
+
+    source: str
+    files: tuple[str, ...]
+    gpus: tuple[str, ...]
+    capabilities: tuple[str, ...]
+    why: str
+
+
+@record
+class StaleName:
+    """Names that an earlier start under another driver version may have left in a stopped container.
+
+    In `folder`, an *empty* regular file whose name begins with `prefix`, a link of such a name that leads nowhere, and a loader cache
+    entry of such a name whose file is gone are leftovers, unless these edits put them there again.
+    """
+
+    folder: str
+    prefix: str
+
+
+@record
+class Edits:
+    """Everything that must change in the container, and why. Carried out by a hook, or written into a spec."""
+
+    devices: tuple[DeviceEdit, ...] = ()
+    mounts: tuple[MountEdit, ...] = ()
+    links: tuple[LinkEdit, ...] = ()
+    loader_cache: tuple[CacheEdit, ...] = ()
+    proc: ProcEdit | None = None
+    env: dict[str, str] = {}
+    stale: tuple[StaleName, ...] = ()
+    warnings: tuple[str, ...] = ()
