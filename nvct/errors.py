@@ -1,4 +1,6 @@
-"""Errors, by what the person who reads them must do. A message says what was found, what was expected, where, and the next step."""
+"""Errors, by what the person who reads them must do. A message says what was found, what was expected, where, and
+the next step.
+"""
 
 from __future__ import annotations
 

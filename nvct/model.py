@@ -70,9 +70,9 @@ class DriverFile:
     """One file of the driver.
 
     `kind` is LIBRARY, LIBRARY32, BINARY, FIRMWARE or SOCKET. `capability` is the driver capability that brings it
-    (utility, compute, video, graphics, ngx); compat32 is no class of its own but admits the kind LIBRARY32. `path` has its
-    links resolved inside the driver root. `soname` and `links` are of libraries only: DT_SONAME, and the unversioned
-    development name (`libcuda.so`) where the host has it.
+    (utility, compute, video, graphics, ngx); compat32 is no class of its own but admits the kind LIBRARY32. `path` has
+    its links resolved inside the driver root. `soname` and `links` are of libraries only: DT_SONAME, and the
+    unversioned development name (`libcuda.so`) where the host has it.
     """
 
     kind: str
@@ -107,8 +107,8 @@ class Roots:
 class Inventory:
     """Everything that this node has for GPU containers.
 
-    `majors` are the lines of /proc/devices whose name begins with "nvidia": name to number. `nodes` are the control nodes that
-    exist. `missing` says, a sentence each, what a complete driver would have and this node has not.
+    `majors` are the lines of /proc/devices whose name begins with "nvidia": name to number. `nodes` are the control
+    nodes that exist. `missing` says, a sentence each, what a complete driver would have and this node has not.
     `architecture` is the machine's (`x86_64`, `aarch64`). `cuda_version` is the newest CUDA of the driver: "12.4".
     """
 
@@ -127,7 +127,8 @@ class Inventory:
 class ContainerRoot:
     """What the container's root file system looks like, as far as a plan depends on it.
 
-    `debian`: it has /etc/debian_version. `lib32`: it has /usr/lib32. `lib_is_lib64`: its /usr/lib and /usr/lib64 are one folder.
+    `debian`: it has /etc/debian_version. `lib32`: it has /usr/lib32. `lib_is_lib64`: its /usr/lib and /usr/lib64 are
+    one folder.
     """
 
     debian: bool = True
@@ -139,8 +140,8 @@ class ContainerRoot:
 class Request:
     """Everything that a container asked for.
 
-    `devices`: the tokens in their order, blanks and empty ones dropped; None when the container asks for nothing of ours
-    (variable unset, empty or `void`); () when it asks for the driver without a GPU (`none`).
+    `devices`: the tokens in their order, blanks and empty ones dropped; None when the container asks for nothing of
+    ours (variable unset, empty or `void`); () when it asks for the driver without a GPU (`none`).
     `capabilities`: the tokens of NVIDIA_DRIVER_CAPABILITIES, None when unset. `*_source` say where each came from, in
     words for messages: "env NVIDIA_VISIBLE_DEVICES".
     """
@@ -166,7 +167,8 @@ class DeviceEdit:
 
 @record
 class MountEdit:
-    """A file, folder or socket of the host for the container. `options` are those of a bind mount: ro, nosuid, nodev, noexec, rw.
+    """A file, folder or socket of the host for the container. `options` are those of a bind mount: ro, nosuid, nodev,
+    noexec, rw.
 
     A missing `source` or an unwritable `target` fails the start when `required`, else it is a warning.
     """
@@ -217,8 +219,8 @@ class ProcEdit:
 class StaleName:
     """Names that an earlier start under another driver version may have left in a stopped container.
 
-    In `folder`, an *empty* regular file whose name begins with `prefix`, a link of such a name that leads nowhere, and a loader cache
-    entry of such a name whose file is gone are leftovers, unless these edits put them there again.
+    In `folder`, an *empty* regular file whose name begins with `prefix`, a link of such a name that leads nowhere,
+    and a loader cache entry of such a name whose file is gone are leftovers, unless these edits put them there again.
     """
 
     folder: str

@@ -1,4 +1,6 @@
-from typing import Any, TypeVar, dataclass_transform
+from typing import Any, TypeVar
+
+from typing_extensions import dataclass_transform
 
 _T = TypeVar("_T")
 

@@ -1,0 +1,175 @@
+"""Carries Edits out in a live container that has not started its program yet: all of them, or none."""
+
+from __future__ import annotations
+
+import errno
+import os
+
+from nvct.errors import InjectionError, NvctError
+from nvct.inject import syscalls
+from nvct.inject.cgroup import DeviceCgroup
+from nvct.inject.ledger import Ledger
+from nvct.inject.links import make_link, remove_stale
+from nvct.inject.loader import update_loader_cache
+from nvct.inject.mounts import DEVICE_OPTIONS, HostTree, Places, attach, check_device
+from nvct.inject.procmask import ProcMask
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from nvct.inject.rootfs import ConfinedRoot
+    from nvct.model import DeviceEdit, Edits, LinkEdit, MountEdit
+
+
+def inject(edits: Edits, pid: int, root: ConfinedRoot, architecture: str, cgroups: bool = True) -> tuple[str, ...]:
+    """Carry the edits out in the container of process `pid`, whose root folder is `root`. Returns warnings.
+
+    Leaves the calling process, which must have one thread, in the container's mount namespace. When a required step
+    fails, everything done before it is undone and InjectionError says which step it was.
+    """
+    os.umask(0o022)
+    carrier = _Carrier(edits, pid, root, architecture, cgroups)
+    try:
+        carrier.take()
+        carrier.enter()
+        carrier.furnish()
+    except (OSError, NvctError) as error:
+        failures = carrier.ledger.roll_back()
+        raise InjectionError(_failure(carrier.step, error, failures)) from error
+    return tuple(carrier.warnings)
+
+
+def _failure(step: str, error: Exception, failures: tuple[str, ...]) -> str:
+    what = str(error)
+    if isinstance(error, OSError):
+        name = errno.errorcode.get(error.errno or 0, str(error.errno))
+        what = f"{error.filename or 'no path'}: {error.strerror} ({name})"
+    undone = "everything done before was undone"
+    if failures:
+        undone = f"NOT undone, remove the container: {'; '.join(failures)}"
+    return f"{step}: {what}; {undone}"
+
+
+class _Carrier:
+    """The steps, in their order. `step` says which one is being done."""
+
+    def __init__(self, edits: Edits, pid: int, root: ConfinedRoot, architecture: str, cgroups: bool) -> None:
+        self.edits = edits
+        self.step = "start"
+        self.ledger = Ledger()
+        self.warnings: list[str] = []
+        self._pid = pid
+        self._root = root
+        self._architecture = architecture
+        self._with_cgroups = cgroups and bool(edits.devices)
+        self._places = Places(root, self.ledger)
+        self._devices: list[tuple[DeviceEdit, HostTree]] = []
+        self._mounts: list[tuple[MountEdit, HostTree]] = []
+        self._by_target: dict[str, HostTree] = {}
+
+    def take(self) -> None:
+        """On the host's side: take all that comes from the host as descriptors, before any of the container's
+        paths matter.
+        """
+        self.step = "take device nodes from the host"
+        for device in self.edits.devices:
+            self._devices.append((device, HostTree(device.source, DEVICE_OPTIONS)))
+        self.step = "take driver files from the host"
+        for mount in self.edits.mounts:
+            self._take_mount(mount)
+        self.step = "read /proc/driver/nvidia"
+        self._mask = ProcMask(self.edits.proc) if self.edits.proc else None
+        self.step = "open the container's namespaces"
+        self._owner = os.stat(f"/proc/{self._pid}")
+        self._namespace = os.open(f"/proc/{self._pid}/ns/mnt", os.O_RDONLY | os.O_CLOEXEC)
+        self.step = "open the container's device cgroup"
+        self._cgroup = DeviceCgroup.of(self._pid) if self._with_cgroups else None
+
+    def _take_mount(self, mount: MountEdit) -> None:
+        try:
+            self._mounts.append((mount, HostTree(mount.source, mount.options)))
+        except OSError as error:
+            if mount.required:
+                raise
+            self.warnings.append(f"{mount.source}: {error.strerror}, left out ({mount.why})")
+
+    def enter(self) -> None:
+        self.step = "enter the container's mount namespace"
+        syscalls.setns(self._namespace, syscalls.CLONE_NEWNS, f"/proc/{self._pid}/ns/mnt")
+        for _, tree in (*self._devices, *self._mounts):
+            tree.open_inside()
+        if self._mask:
+            self._mask.open_inside()
+        # Only now are all nodes descriptors on old kernels too; still nothing has been done to the container.
+        for device, tree in self._devices:
+            check_device(tree, device.major, device.minor)
+        # In a user namespace nothing can be created by an id that the container's root does not map.
+        syscalls.set_file_owner(self._owner.st_uid, self._owner.st_gid)
+
+    def furnish(self) -> None:
+        self.step = "remove what an earlier start left"
+        remove_stale(self.edits.stale, self._wanted_paths(), self._root, self.ledger)
+        self.step = "mount device nodes"
+        for device, tree in self._devices:
+            attach(tree, device.path, self._places, self.ledger)
+        self.step = "mount driver files"
+        self._attach_mounts()
+        self.step = "make links"
+        for link in self.edits.links:
+            self._make_link(link)
+        self.step = "cover /proc/driver/nvidia"
+        if self._mask and not self._mask.attach(self._root, self.ledger):
+            self.warnings.append("the container has no /proc/driver/nvidia: nothing to cover there")
+        if self.edits.loader_cache:
+            self.step = "write the loader cache"
+            self.warnings += update_loader_cache(
+                self.edits.loader_cache, self.edits.stale, self._architecture, self._places, self.ledger
+            )
+        if self._cgroup:
+            self.step = "allow devices in the container's cgroup"
+            numbers = [(device.major, device.minor) for device in self.edits.devices]
+            self.ledger.add("take back device rules", self._cgroup.allow(numbers))
+
+    def _wanted_paths(self) -> set[str]:
+        return {mount.target for mount in self.edits.mounts} | {link.path for link in self.edits.links}
+
+    def _attach_mounts(self) -> None:
+        read_only = []
+        for mount, tree in self._mounts:
+            steps = len(self.ledger)
+            try:
+                attach(tree, mount.target, self._places, self.ledger)
+                self._by_target[mount.target] = tree
+            except (OSError, InjectionError) as error:
+                if not mount.required:
+                    self.ledger.roll_back(steps)
+                    self.warnings.append(f"{mount.target}: {error}, left out ({mount.why})")
+                elif isinstance(error, OSError) and error.errno == errno.EROFS:
+                    read_only.append(mount.target)
+                else:
+                    raise
+        if read_only:
+            raise InjectionError(
+                f"the container's root file system is read-only and has no files to mount on at "
+                f"{', '.join(read_only)}: add empty files there to the image, or let it be writable at start"
+            )
+
+    def _make_link(self, link: LinkEdit) -> None:
+        """Where the image has a regular file of the link's name, the library is mounted on that instead: the image
+        is kept.
+        """
+        if make_link(link, self._places, self.ledger):
+            return
+        library = self._library_behind(link)
+        if library is None:
+            raise InjectionError(
+                f"{link.path} is to be a link to {link.target}, but the image has a file there: remove it"
+            )
+        attach(library, link.path, self._places, self.ledger)
+
+    def _library_behind(self, link: LinkEdit) -> HostTree | None:
+        folder = link.path.rsplit("/", 1)[0]
+        links = {other.path: other.target for other in self.edits.links}
+        path = f"{folder}/{link.target}"
+        while path in links:
+            path = f"{folder}/{links[path]}"
+        return self._by_target.get(path)

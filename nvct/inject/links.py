@@ -1,0 +1,134 @@
+"""Symbolic links in the container, and what earlier starts left there."""
+
+from __future__ import annotations
+
+import errno
+import os
+from stat import S_ISDIR, S_ISLNK, S_ISREG
+
+from nvct.errors import InjectionError
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from nvct.inject.ledger import Ledger
+    from nvct.inject.mounts import Places
+    from nvct.inject.rootfs import ConfinedRoot
+    from nvct.model import LinkEdit, StaleName
+
+# Only names below a held folder descriptor are used here, never paths: nothing that is done can leave that folder.
+
+
+def make_link(edit: LinkEdit, places: Places, ledger: Ledger) -> bool:
+    """Make the link as `ln -sfn` would. False, and nothing done, when the image has a regular file of that name."""
+    folder, name = edit.path.rsplit("/", 1)
+    parent = places.folder(folder or "/")
+    old = _what_stands(parent, name, edit.path)
+    if old == edit.target:
+        return True
+    if old is None:
+        os.symlink(edit.target, name, dir_fd=parent)
+        ledger.add(f"remove {edit.path}", lambda: os.unlink(name, dir_fd=parent))
+        return True
+    if old == _REGULAR:
+        return False
+    replace_link(parent, name, edit.target)
+    ledger.add(f"restore {edit.path}", lambda: replace_link(parent, name, old))
+    return True
+
+
+_REGULAR = "\0regular file"  # no link's text: a path has no NUL
+
+
+def _what_stands(parent: int, name: str, path: str) -> str | None:
+    """The text of the link, None where nothing stands, _REGULAR for a regular file; another kind is refused."""
+    try:
+        return os.readlink(name, dir_fd=parent)
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        if error.errno != errno.EINVAL:  # EINVAL: it is no link
+            raise
+    if S_ISREG(os.stat(name, dir_fd=parent, follow_symlinks=False).st_mode):
+        return _REGULAR
+    raise InjectionError(
+        f"{path} is to be a link, but the container has a folder or node there: remove it from the image"
+    )
+
+
+def replace_link(parent: int, name: str, text: str) -> None:
+    """Put the new link beside the old one and rename it over: at no moment is there none."""
+    beside = f".{name}.nvct-{os.getpid()}"
+    os.symlink(text, beside, dir_fd=parent)
+    try:
+        os.rename(beside, name, src_dir_fd=parent, dst_dir_fd=parent)
+    except OSError:
+        os.unlink(beside, dir_fd=parent)
+        raise
+
+
+def remove_stale(stale: tuple[StaleName, ...], wanted: set[str], root: ConfinedRoot, ledger: Ledger) -> None:
+    """Remove what starts under another driver version left: see model.StaleName. `wanted` are the paths of these
+    edits.
+    """
+    prefixes: dict[str, list[str]] = {}
+    for leftover in stale:
+        prefixes.setdefault(leftover.folder, []).append(leftover.prefix)
+    for folder, beginnings in prefixes.items():
+        try:
+            descriptor = root.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+        except (FileNotFoundError, NotADirectoryError):
+            continue
+        for name in os.listdir(descriptor):
+            if name.startswith(tuple(beginnings)) and f"{folder}/{name}" not in wanted:
+                _remove_if_stale(descriptor, folder, name, wanted, root, ledger)
+
+
+def _remove_if_stale(parent: int, folder: str, name: str, wanted: set[str], root: ConfinedRoot, ledger: Ledger) -> None:
+    path = f"{folder}/{name}"
+    status = os.stat(name, dir_fd=parent, follow_symlinks=False)
+    mode = status.st_mode & 0o7777
+    if S_ISLNK(status.st_mode) and not root.exists(path):
+        text = os.readlink(name, dir_fd=parent)
+        os.unlink(name, dir_fd=parent)
+        ledger.add(f"restore {path}", lambda: os.symlink(text, name, dir_fd=parent))
+    elif _is_leftover(status):
+        os.unlink(name, dir_fd=parent)
+        ledger.add(f"restore {path}", lambda: _make_empty(parent, name, mode))
+    elif S_ISDIR(status.st_mode) and not any(inner.startswith(path + "/") for inner in wanted):
+        _remove_folder_of_leftovers(parent, path, name, mode, ledger)
+
+
+def _is_leftover(status: os.stat_result) -> bool:
+    """An empty file is a place that a mount of ours once covered; one that is covered now has the size of what
+    covers it.
+    """
+    return S_ISREG(status.st_mode) and status.st_size == 0
+
+
+def _make_empty(parent: int, name: str, mode: int) -> None:
+    flags = os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC
+    os.close(os.open(name, flags, mode, dir_fd=parent))
+
+
+def _remove_folder_of_leftovers(parent: int, path: str, name: str, mode: int, ledger: Ledger) -> None:
+    """Remove a folder in which nothing but empty files is left."""
+    folder = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=parent)
+    inside = {entry: os.stat(entry, dir_fd=folder, follow_symlinks=False) for entry in os.listdir(folder)}
+    if all(_is_leftover(status) for status in inside.values()):
+        modes = {entry: status.st_mode & 0o7777 for entry, status in inside.items()}
+        ledger.add(f"restore {path}", lambda: _restore_folder(parent, name, mode, modes))
+        for entry in inside:
+            os.unlink(entry, dir_fd=folder)
+        os.rmdir(name, dir_fd=parent)
+    os.close(folder)
+
+
+def _restore_folder(parent: int, name: str, mode: int, inside: dict[str, int]) -> None:
+    """Undo a removal that may have failed half-way."""
+    names = os.listdir(parent)
+    if name not in names:
+        os.mkdir(name, mode, dir_fd=parent)
+    folder = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=parent)
+    for entry in inside.keys() - set(os.listdir(folder)):
+        _make_empty(folder, entry, inside[entry])
+    os.close(folder)

@@ -1,0 +1,203 @@
+"""Host files, folders and nodes, on their way from the host to their place in the container.
+
+A tree is taken as a descriptor before the container's mount namespace is entered, and attached by descriptor, so no
+path string of the host is resolved where the container could interfere, and none of the container's is resolved twice.
+Kernels before 5.2 cannot detach a mount: there a tree is opened after entering and before any path of the container
+is touched, and bound by descriptor with mount(2).
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from stat import S_ISCHR, S_ISDIR, S_ISLNK
+
+from nvct.errors import InjectionError
+from nvct.inject import syscalls
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from nvct.inject.ledger import Ledger
+    from nvct.inject.rootfs import ConfinedRoot
+
+_ATTRIBUTES = {
+    "ro": (syscalls.MOUNT_ATTR_RDONLY, syscalls.MS_RDONLY),
+    "nosuid": (syscalls.MOUNT_ATTR_NOSUID, syscalls.MS_NOSUID),
+    "nodev": (syscalls.MOUNT_ATTR_NODEV, syscalls.MS_NODEV),
+    "noexec": (syscalls.MOUNT_ATTR_NOEXEC, syscalls.MS_NOEXEC),
+}
+
+# Read-only, so that root in the container cannot change the owner or mode of the host's node; reading and writing the
+# device itself is not concerned by that. `nodev` would forbid the very use of it.
+DEVICE_OPTIONS = ("ro", "nosuid", "noexec")
+
+
+class HostTree:
+    """One file, folder, socket or node of the host. `source` is its path on the host, `options` as in MountEdit."""
+
+    def __init__(self, source: str, options: tuple[str, ...]) -> None:
+        self.source = source
+        self._options = [_ATTRIBUTES[option] for option in options if option in _ATTRIBUTES]
+        self._lift_nodev = "nodev" not in options
+        self._detached = True
+        self._attached = False
+        try:
+            self.descriptor = syscalls.open_tree(source)
+        except OSError as error:
+            if error.errno != errno.ENOSYS:
+                raise
+            self._detached = False
+            self.descriptor = -1
+            return
+        self._set_attributes()
+
+    def _set_attributes(self) -> None:
+        wanted = sum(attribute for attribute, _ in self._options)
+        lifted = syscalls.MOUNT_ATTR_NODEV if self._lift_nodev else 0
+        try:
+            syscalls.mount_setattr(self.descriptor, wanted, lifted, self.source)
+            self._remount = False
+        except OSError as error:
+            if error.errno != errno.ENOSYS:
+                raise
+            self._remount = True  # 5.2 to 5.11: options can only be set once the mount is attached
+
+    def open_inside(self) -> None:
+        """Open the source after entering the container's mount namespace, where it could not be taken before."""
+        if not self._detached:
+            self.descriptor = os.open(self.source, os.O_PATH | os.O_CLOEXEC)
+            self._remount = True
+
+    def status(self) -> os.stat_result:
+        return os.fstat(self.descriptor)
+
+    def attach(self, root: ConfinedRoot, target: Place, ledger: Ledger) -> None:
+        """Mount it on the target, as often as asked; the ledger learns how to undo that."""
+        if self._detached:
+            mounted = syscalls.copy_mount(self.descriptor, self.source) if self._attached else self.descriptor
+            syscalls.move_mount(mounted, target.descriptor, target.path)
+            self._attached = True
+        else:
+            mounted = self._bind(root, target)
+        ledger.add(f"unmount {target.path}", lambda: _unmount(root, mounted, target.path))
+        if self._remount:
+            flags = syscalls.MS_REMOUNT | syscalls.MS_BIND | sum(flag for _, flag in self._options)
+            _mount_by_descriptor(root, "", mounted, flags, target.path)
+
+    def _bind(self, root: ConfinedRoot, target: Place) -> int:
+        _mount_by_descriptor(root, str(self.descriptor), target.descriptor, syscalls.MS_BIND, target.path)
+        mounted = target.look_again(root)
+        if not same_file(os.fstat(mounted), self.status()):
+            raise InjectionError(f"{target.path} was changed in the container while {self.source} was mounted on it")
+        return mounted
+
+
+class Place:
+    """Where something is to be mounted in the container: `descriptor` is what stands there, in folder `parent` as
+    `name`.
+    """
+
+    def __init__(self, path: str, descriptor: int, parent: int, name: str) -> None:
+        self.path = path
+        self.descriptor = descriptor
+        self.parent = parent
+        self.name = name
+
+    def look_again(self, root: ConfinedRoot) -> int:
+        """A descriptor of what stands there now: what has been mounted on it."""
+        if S_ISLNK(os.stat(self.name, dir_fd=self.parent, follow_symlinks=False).st_mode):
+            return root.open(self.path)
+        return os.open(self.name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=self.parent)
+
+
+class Places:
+    """Finds, and where they are missing makes, the places to mount on. Each folder is resolved once."""
+
+    def __init__(self, root: ConfinedRoot, ledger: Ledger) -> None:
+        self.root = root
+        self._ledger = ledger
+        self._folders: dict[str, int] = {}
+
+    def folder(self, path: str) -> int:
+        """A descriptor of the folder, made where it is missing; held until the end."""
+        if path not in self._folders:
+            self._folders[path] = self.root.folder(path, self._made_folder)
+        return self._folders[path]
+
+    def _made_folder(self, parent: int, name: str) -> None:
+        held = os.dup(parent)
+        self._ledger.add(f"remove folder {name}", lambda: os.rmdir(name, dir_fd=held))
+
+    def place(self, path: str, is_folder: bool) -> Place:
+        """The place at `path` for a folder or for anything else; an empty one is made where nothing stands."""
+        folder, name = path.rsplit("/", 1)
+        parent = self.folder(folder or "/")
+        try:
+            found = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=parent)
+        except FileNotFoundError:
+            self._make(parent, name, is_folder)
+            found = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=parent)
+        if S_ISLNK(os.fstat(found).st_mode):
+            os.close(found)
+            found = self.root.open(path)
+        if S_ISDIR(os.fstat(found).st_mode) != is_folder:
+            wanted, there = ("a folder", "a file") if is_folder else ("a file", "a folder")
+            raise InjectionError(
+                f"{path} is to be {wanted}, but the container has {there} there: remove it from the image"
+            )
+        return Place(path, found, parent, name)
+
+    def _make(self, parent: int, name: str, is_folder: bool) -> None:
+        if is_folder:
+            os.mkdir(name, 0o755, dir_fd=parent)
+            self._ledger.add(f"remove folder {name}", lambda: os.rmdir(name, dir_fd=parent))
+            return
+        flags = os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC
+        os.close(os.open(name, flags, 0o644, dir_fd=parent))
+        self._ledger.add(f"remove {name}", lambda: os.unlink(name, dir_fd=parent))
+
+
+def attach(tree: HostTree, path: str, places: Places, ledger: Ledger) -> None:
+    """Mount the tree at `path` of the container, unless it is there already."""
+    status = tree.status()
+    target = places.place(path, S_ISDIR(status.st_mode))
+    there = os.fstat(target.descriptor)
+    if not same_file(there, status):
+        if S_ISCHR(there.st_mode):
+            raise InjectionError(
+                f"{path} is the device {_numbers(there)} in the container, {tree.source} is {_numbers(status)}: "
+                "remove the node from the image or from the container's device list"
+            )
+        tree.attach(places.root, target, ledger)
+    os.close(target.descriptor)
+
+
+def same_file(one: os.stat_result, other: os.stat_result) -> bool:
+    """Whether two descriptors stand for one file, or for two nodes of one device."""
+    if S_ISCHR(one.st_mode) and S_ISCHR(other.st_mode):
+        return one.st_rdev == other.st_rdev
+    return (one.st_dev, one.st_ino) == (other.st_dev, other.st_ino)
+
+
+def check_device(tree: HostTree, major: int, minor: int) -> None:
+    """Raise InjectionError unless the tree is the character device major:minor."""
+    status = tree.status()
+    if not S_ISCHR(status.st_mode):
+        raise InjectionError(f"{tree.source} is no character device")
+    if (os.major(status.st_rdev), os.minor(status.st_rdev)) != (major, minor):
+        raise InjectionError(f"{tree.source} is the device {_numbers(status)}, expected {major}:{minor}")
+
+
+def _numbers(status: os.stat_result) -> str:
+    return f"{os.major(status.st_rdev)}:{os.minor(status.st_rdev)}"
+
+
+def _mount_by_descriptor(root: ConfinedRoot, source: str, target: int, flags: int, about: str) -> None:
+    """mount(2) knows paths only: descriptors are named as entries of this process's own /proc/self/fd, held open."""
+    os.fchdir(root.own_descriptors)
+    syscalls.mount(source, str(target), "", flags, "", about)
+
+
+def _unmount(root: ConfinedRoot, mounted: int, about: str) -> None:
+    os.fchdir(root.own_descriptors)
+    syscalls.umount(str(mounted), about)

@@ -1,0 +1,190 @@
+"""The confined root: the only way by which nvct opens a path of a container.
+
+What lies below a container's root was written by whoever wrote the image, and may change while we look. So a path is
+never
+used twice: it is resolved once, with every link and every `..` held inside the root, to a descriptor, and all that
+follows is done to that descriptor or to a name directly below it.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from stat import S_ISDIR, S_ISLNK, S_ISREG
+
+from nvct.inject import syscalls
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+# As many as the kernel follows in one path (MAXSYMLINKS).
+_MOST_LINKS = 40
+
+_ANCHOR = os.O_PATH | os.O_CLOEXEC
+
+
+class ConfinedRoot:
+    """A container's root folder, held by descriptor. Paths given to its methods are absolute, as seen in the
+    container.
+    """
+
+    def __init__(self, descriptor: int) -> None:
+        self.descriptor = descriptor
+        # Opened now, while /proc is the host's: the container's own /proc is as untrusted as the rest of it.
+        self.own_descriptors = os.open("/proc/self/fd", _ANCHOR | os.O_DIRECTORY)
+        self._kernel_resolves = True
+
+    @classmethod
+    def of_process(cls, pid: int, rootfs: str) -> ConfinedRoot:
+        """The folder `rootfs` as process `pid` sees it. Usable from any mount namespace."""
+        process = cls(os.open(f"/proc/{pid}/root", _ANCHOR | os.O_DIRECTORY))
+        try:
+            return cls(process.open(rootfs, os.O_PATH | os.O_DIRECTORY))
+        finally:
+            process.close()
+
+    def close(self) -> None:
+        os.close(self.descriptor)
+        os.close(self.own_descriptors)
+
+    def open(self, path: str, flags: int = os.O_PATH) -> int:
+        """A descriptor of what stands at `path`, links followed inside the root (the last one not with O_NOFOLLOW).
+
+        Magic links, such as those in /proc/<pid>/fd, lead out of every root and are refused with ELOOP. Creates
+        nothing.
+        """
+        if self._kernel_resolves:
+            try:
+                return self._open_by_kernel(path, flags)
+            except OSError as error:
+                if error.errno != errno.ENOSYS:
+                    raise
+                self._kernel_resolves = False
+        try:
+            return self._open_by_walk(path, flags)
+        except OSError as error:
+            raise OSError(error.errno, os.strerror(error.errno or 0), path) from None
+
+    def _open_by_kernel(self, path: str, flags: int) -> int:
+        resolve = syscalls.RESOLVE_IN_ROOT | syscalls.RESOLVE_NO_MAGICLINKS
+        while True:
+            try:
+                return syscalls.openat2(self.descriptor, path, flags, 0, resolve)
+            except OSError as error:
+                # EAGAIN: a rename elsewhere may have moved a `..` out of the root; the kernel asks us to try again.
+                if error.errno != errno.EAGAIN:
+                    raise
+
+    def _open_by_walk(self, path: str, flags: int) -> int:
+        """What `_open_by_kernel` does, a component at a time, for kernels before 5.6."""
+        trail = [os.dup(self.descriptor)]  # from the root to where we are; `..` steps back along it
+        pending = path.split("/")
+        links = 0
+        try:
+            while pending:
+                name = pending.pop(0)
+                if name == "..":
+                    _shorten(trail, max(1, len(trail) - 1))
+                if name in ("", ".", ".."):
+                    continue
+                found = os.open(name, _ANCHOR | os.O_NOFOLLOW, dir_fd=trail[-1])
+                trail.append(found)
+                if not S_ISLNK(os.fstat(found).st_mode) or (flags & os.O_NOFOLLOW and not any(pending)):
+                    continue
+                text = _link_text(found)
+                links += 1
+                if links > _MOST_LINKS:
+                    raise OSError(errno.ELOOP, "too many links")
+                _shorten(trail, 1 if text.startswith("/") else len(trail) - 1)
+                pending[:0] = text.split("/")
+            return self.reopen(trail[-1], flags)
+        finally:
+            _shorten(trail, 0)
+
+    def reopen(self, descriptor: int, flags: int) -> int:
+        """Open what an O_PATH descriptor stands for once more, with other flags, through no name that could be
+        swapped.
+        """
+        if not flags & os.O_PATH:
+            return os.open(str(descriptor), (flags & ~os.O_NOFOLLOW) | os.O_CLOEXEC, dir_fd=self.own_descriptors)
+        if flags & os.O_DIRECTORY and not S_ISDIR(os.fstat(descriptor).st_mode):
+            raise OSError(errno.ENOTDIR, "not a folder")
+        return os.dup(descriptor)
+
+    def exists(self, path: str) -> bool:
+        try:
+            os.close(self.open(path))
+        except OSError:
+            return False
+        return True
+
+    def read(self, anchor: int, path: str, most: int) -> bytes:
+        """The content of the regular file that the O_PATH descriptor `anchor` stands for; OSError EFBIG past `most`
+        bytes.
+
+        Only a regular file is ever opened: opening a fifo waits, opening a device can act.
+        """
+        status = os.fstat(anchor)
+        if not S_ISREG(status.st_mode):
+            raise OSError(errno.EINVAL, "not a regular file", path)
+        if status.st_size > most:
+            raise OSError(errno.EFBIG, f"{status.st_size} bytes, the limit is {most}", path)
+        descriptor = self.reopen(anchor, os.O_RDONLY)
+        try:
+            return _read_up_to(descriptor, most)
+        finally:
+            os.close(descriptor)
+
+    def folder(self, path: str, made: Callable[[int, str], None]) -> int:
+        """A descriptor of the folder at `path`; what is missing of it is made, mode 0755.
+
+        `made(parent descriptor, name)` is called for each folder made; the descriptor is open during the call only.
+        """
+        parts = [part for part in path.split("/") if part]
+        missing: list[str] = []
+        while (here := self._folder_or_none("/" + "/".join(parts))) is None:
+            missing.insert(0, parts.pop())
+        for name in missing:
+            try:
+                # Nothing stands below a folder that we made, unless somebody races us: their link is refused here.
+                os.mkdir(name, 0o755, dir_fd=here)
+                made(here, name)
+                inner = os.open(name, _ANCHOR | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=here)
+            except FileExistsError:
+                raise OSError(errno.ENOENT, f"{name!r} is a link that leads nowhere", path) from None
+            finally:
+                os.close(here)
+            here = inner
+        return here
+
+    def _folder_or_none(self, path: str) -> int | None:
+        try:
+            return self.open(path, os.O_PATH | os.O_DIRECTORY)
+        except FileNotFoundError:
+            return None
+
+
+def _shorten(trail: list[int], length: int) -> None:
+    while len(trail) > length:
+        os.close(trail.pop())
+
+
+def _read_up_to(descriptor: int, most: int) -> bytes:
+    chunks = []
+    while most > 0 and (chunk := os.read(descriptor, min(most, 1 << 20))):
+        chunks.append(chunk)
+        most -= len(chunk)
+    return b"".join(chunks)
+
+
+def _link_text(link: int) -> str:
+    """The text of the link that the O_PATH descriptor stands for.
+
+    The links of procfs that lead out of a root are told by their text: an absolute path, or `kind:[inode]`. Its
+    honest ones (self, thread-self, mounts, net) are relative paths.
+    """
+    text = os.fsdecode(os.readlink(b"", dir_fd=link))
+    if (text.startswith("/") or ":" in text) and syscalls.filesystem_magic(link, text) == syscalls.PROC_MAGIC:
+        raise OSError(errno.ELOOP, "a magic link")
+    return text

@@ -1,0 +1,254 @@
+"""Edits carried out in a mount namespace, on this kernel and on what older ones lack: all of them, once, or none."""
+
+from __future__ import annotations
+
+import os
+import socket
+from pathlib import Path
+
+import pytest
+
+from nvct.ldcache import parse
+from nvct.model import CacheEdit, DeviceEdit, Edits, LinkEdit, MountEdit, ProcEdit, StaleName
+from nvct.record import replace
+from tests.support.bare import MISSING_CALLS, BareContainer
+
+pytestmark = [
+    pytest.mark.engine,
+    pytest.mark.skipif(os.geteuid() != 0, reason="mount namespaces need root"),
+]
+
+RO = ("ro", "nosuid", "nodev")
+LIB = "/usr/lib64"
+
+KERNELS = pytest.mark.parametrize("kernel", list(MISSING_CALLS))
+
+
+@pytest.fixture
+def host(tmp_path: Path) -> Path:
+    """What the host gives: two libraries, a program, firmware, a socket, and a procfs folder of two GPUs."""
+    host = tmp_path / "host"
+    host.mkdir()
+    for name in ("libcuda.so.550.1", "libnvidia-ml.so.550.1", "nvidia-smi", "gsp.bin"):
+        (host / name).write_text(f"{name} of the host")
+    with socket.socket(socket.AF_UNIX) as bound:
+        bound.bind(str(host / "socket"))
+    proc = host / "driver" / "nvidia"
+    for gpu in ("0000:07:00.0", "0000:0f:00.0"):
+        (proc / "gpus" / gpu).mkdir(parents=True)
+        (proc / "gpus" / gpu / "information").write_text(f"GPU {gpu}")
+    for access in ("gpu3/mig/gi1/access", "gpu3/mig/gi1/ci0/access", "gpu3/mig/gi2/access"):
+        (proc / "capabilities" / access).parent.mkdir(parents=True, exist_ok=True)
+        (proc / "capabilities" / access).write_text("DeviceFileMinor: 21\n")
+    (proc / "params").write_text("EnableMSI: 1\nModifyDeviceFiles: 1\n")
+    (proc / "version").write_text("NVRM version: 550.1\n")
+    return host
+
+
+@pytest.fixture
+def rootfs(tmp_path: Path) -> Path:
+    rootfs = tmp_path / "rootfs"
+    for folder in ("etc", "usr/bin", "usr/lib64", "run"):
+        (rootfs / folder).mkdir(parents=True)
+    return rootfs
+
+
+def edits_for(host: Path) -> Edits:
+    return Edits(
+        devices=(
+            DeviceEdit("/dev/nvidia0", "/dev/full", 1, 7, "a GPU"),
+            DeviceEdit("/dev/nvidia-caps/nvidia-cap1", "/dev/zero", 1, 5, "a capability"),
+        ),
+        mounts=(
+            MountEdit(f"{host}/libcuda.so.550.1", f"{LIB}/libcuda.so.550.1", RO, "compute"),
+            MountEdit(f"{host}/libnvidia-ml.so.550.1", f"{LIB}/libnvidia-ml.so.550.1", RO, "utility"),
+            MountEdit(f"{host}/nvidia-smi", "/usr/bin/nvidia-smi", RO, "utility"),
+            MountEdit(f"{host}/gsp.bin", "/lib/firmware/nvidia/550.1/gsp.bin", RO, "firmware", required=False),
+            MountEdit(f"{host}/socket", "/run/nvidia-persistenced/socket", ("nosuid", "nodev", "noexec"), "ipc", False),
+        ),
+        links=(
+            LinkEdit(f"{LIB}/libcuda.so.1", "libcuda.so.550.1", "SONAME"),
+            LinkEdit(f"{LIB}/libcuda.so", "libcuda.so.1", "development"),
+        ),
+        loader_cache=(CacheEdit("libcuda.so.1", f"{LIB}/libcuda.so.1", 64, "compute"),),
+        proc=ProcEdit(
+            source=f"{host}/driver/nvidia",
+            files=("version", "params", "registry"),
+            gpus=("0000:0f:00.0",),
+            capabilities=("gpu3/mig/gi1/access", "gpu3/mig/gi1/ci0/access"),
+            why="only visible GPUs",
+        ),
+        stale=(StaleName(LIB, "libcuda.so"), StaleName("/lib/firmware/nvidia", "")),
+    )
+
+
+@KERNELS
+def test_everything_is_there(host: Path, rootfs: Path, kernel: str) -> None:
+    with BareContainer(rootfs, host / "driver") as container:
+        assert container.inject(edits_for(host), kernel) == ("", ())
+        root = container.root
+        assert (root / "usr/lib64/libcuda.so").read_text() == "libcuda.so.550.1 of the host"
+        assert os.readlink(root / "usr/lib64/libcuda.so") == "libcuda.so.1"
+        assert (root / "usr/bin/nvidia-smi").read_text() == "nvidia-smi of the host"
+        assert (root / "dev/nvidia0").lstat().st_rdev == os.makedev(1, 7)
+        assert (root / "dev/nvidia-caps/nvidia-cap1").lstat().st_rdev == os.makedev(1, 5)
+        assert (root / "run/nvidia-persistenced/socket").is_socket()
+        assert b"libcuda.so.1\0" in (root / "etc/ld.so.cache").read_bytes()
+        shown = root / "proc/driver/nvidia"
+        assert os.listdir(shown / "gpus") == ["0000:0f:00.0"]
+        assert (shown / "gpus/0000:0f:00.0/information").read_text() == "GPU 0000:0f:00.0"
+        assert (shown / "params").read_text() == "EnableMSI: 1\nModifyDeviceFiles: 0\n"
+        assert sorted(os.listdir(shown)) == ["capabilities", "gpus", "params", "version"]
+        assert os.listdir(shown / "capabilities/gpu3/mig") == ["gi1"]
+        assert (shown / "capabilities/gpu3/mig/gi1/ci0/access").read_text() == "DeviceFileMinor: 21\n"
+
+
+@KERNELS
+def test_mount_options_are_the_ones_asked_for(host: Path, rootfs: Path, kernel: str) -> None:
+    with BareContainer(rootfs, host / "driver") as container:
+        container.inject(edits_for(host), kernel)
+        options = {path: set(text.split(",")) - {"relatime"} for path, text in container.mounts()}
+    assert options[f"{LIB}/libcuda.so.550.1"] == {"ro", "nosuid", "nodev"}
+    assert options["/dev/nvidia0"] == {"ro", "nosuid", "noexec"}
+    assert options["/run/nvidia-persistenced/socket"] == {"rw", "nosuid", "nodev", "noexec"}
+    assert options["/proc/driver/nvidia"] == {"ro", "nosuid", "nodev", "noexec"}
+    assert options["/proc/driver/nvidia/gpus/0000:0f:00.0"] == {"ro", "nosuid", "nodev", "noexec"}
+    assert "/proc/driver/nvidia/gpus/0000:07:00.0" not in options
+
+
+@KERNELS
+def test_twice_is_once(host: Path, rootfs: Path, kernel: str) -> None:
+    with BareContainer(rootfs, host / "driver") as container:
+        assert container.inject(edits_for(host), kernel) == ("", ())
+        tree, mounts = container.tree(), container.mounts()
+        assert container.inject(edits_for(host), kernel) == ("", ())
+        assert container.tree() == tree
+        assert container.mounts() == mounts
+
+
+@KERNELS
+@pytest.mark.parametrize("obstacle", ["device", "mount", "link", "cache"])
+def test_a_failure_undoes_everything(host: Path, rootfs: Path, kernel: str, obstacle: str) -> None:
+    (rootfs / "usr/lib64/libcuda.so.1").symlink_to("libcuda.so.470.0")
+    (rootfs / "usr/lib64/libcuda.so.470.0").touch()
+    (rootfs / "lib/firmware/nvidia/470.0").mkdir(parents=True)
+    (rootfs / "lib/firmware/nvidia/470.0/gsp.bin").touch()
+    edits = edits_for(host)
+    if obstacle == "device":
+        edits = replace(edits, devices=(*edits.devices, DeviceEdit("/dev/nvidia1", "/dev/full", 1, 99, "a lie")))
+    elif obstacle == "mount":
+        (rootfs / "usr/bin/nvidia-smi").mkdir()
+    elif obstacle == "link":
+        (rootfs / "usr/lib64/libcuda.so").mkdir()
+    else:
+        (rootfs / "etc/ld.so.cache").mkdir()
+    with BareContainer(rootfs, host / "driver") as container:
+        tree, mounts = container.tree(), container.mounts()
+        error, _ = container.inject(edits, kernel)
+        assert error.startswith("InjectionError: ")
+        assert "everything done before was undone" in error
+        assert container.tree() == tree
+        assert container.mounts() == mounts
+
+
+def test_an_error_names_step_path_and_errno(host: Path, rootfs: Path) -> None:
+    (host / "nvidia-smi").unlink()
+    with BareContainer(rootfs, host / "driver") as container:
+        error, _ = container.inject(edits_for(host))
+    assert error == (
+        f"InjectionError: take driver files from the host: {host}/nvidia-smi: open_tree: No such file or directory "
+        "(ENOENT); everything done before was undone"
+    )
+
+
+def test_optional_parts_warn(host: Path, rootfs: Path) -> None:
+    (host / "gsp.bin").unlink()
+    (rootfs / "run/nvidia-persistenced").write_text("in the way")
+    with BareContainer(rootfs, host / "driver") as container:
+        error, warnings = container.inject(edits_for(host))
+        assert error == ""
+        assert len(warnings) == 2
+        assert "gsp.bin" in warnings[0]
+        assert "/run/nvidia-persistenced/socket" in warnings[1]
+        assert not (container.root / "lib/firmware").exists()
+
+
+@KERNELS
+def test_a_library_of_the_image_is_covered_not_replaced(host: Path, rootfs: Path, kernel: str) -> None:
+    (rootfs / "usr/lib64/libcuda.so.1").write_text("of the image")
+    with BareContainer(rootfs, host / "driver") as container:
+        assert container.inject(edits_for(host), kernel) == ("", ())
+        assert (container.root / "usr/lib64/libcuda.so.1").read_text() == "libcuda.so.550.1 of the host"
+        assert container.inject(edits_for(host), kernel) == ("", ())
+    assert (rootfs / "usr/lib64/libcuda.so.1").read_text() == "of the image"
+
+
+def test_a_node_that_is_there_is_kept_and_a_wrong_one_refused(host: Path, rootfs: Path) -> None:
+    edits = replace(edits_for(host), proc=None)
+    with BareContainer(rootfs) as container:
+        os.mknod(container.root / "dev/nvidia0", 0o020666, os.makedev(1, 7))
+        assert container.inject(edits) == ("", ())
+        assert "/dev/nvidia0" not in dict(container.mounts())
+    with BareContainer(rootfs) as container:
+        os.mknod(container.root / "dev/nvidia0", 0o020666, os.makedev(1, 3))
+        error, _ = container.inject(edits)
+        assert "/dev/nvidia0 is the device 1:3 in the container, /dev/full is 1:7" in error
+
+
+@KERNELS
+def test_what_an_earlier_driver_left_is_removed(host: Path, rootfs: Path, kernel: str) -> None:
+    with BareContainer(rootfs, host / "driver") as container:
+        old = Edits(
+            mounts=(
+                MountEdit(f"{host}/libcuda.so.550.1", f"{LIB}/libcuda.so.470.9", RO, ""),
+                MountEdit(f"{host}/gsp.bin", "/lib/firmware/nvidia/470.9/gsp.bin", RO, ""),
+            ),
+            links=(LinkEdit(f"{LIB}/libcuda.so.1", "libcuda.so.470.9", ""),),
+            loader_cache=(
+                CacheEdit("libcuda.so.1", f"{LIB}/libcuda.so.1", 64, ""),
+                CacheEdit("libcuda.so.470.9", f"{LIB}/libcuda.so.470.9", 64, ""),
+            ),
+        )
+        assert container.inject(old, kernel) == ("", ())
+    (rootfs / "usr/lib64/libcudart.so.1").touch()
+    with BareContainer(rootfs, host / "driver") as container:
+        assert container.inject(edits_for(host), kernel) == ("", ())
+        assert sorted(os.listdir(container.root / "usr/lib64")) == [
+            "libcuda.so",
+            "libcuda.so.1",
+            "libcuda.so.550.1",
+            "libcudart.so.1",
+            "libnvidia-ml.so.550.1",
+        ]
+        assert os.listdir(container.root / "lib/firmware/nvidia") == ["550.1"]
+        cache = parse((container.root / "etc/ld.so.cache").read_bytes())
+        assert [(entry.name, entry.path) for entry in cache.entries] == [("libcuda.so.1", f"{LIB}/libcuda.so.1")]
+
+
+def test_a_read_only_root_lists_what_it_lacks(host: Path, rootfs: Path) -> None:
+    with BareContainer(rootfs, host / "driver", read_only=True) as container:
+        error, _ = container.inject(replace(edits_for(host), stale=()))
+        assert "read-only" in error
+        for path in (f"{LIB}/libcuda.so.550.1", f"{LIB}/libnvidia-ml.so.550.1", "/usr/bin/nvidia-smi"):
+            assert path in error
+    (rootfs / "usr/lib64/libcuda.so.550.1").touch()
+    (rootfs / "usr/bin/nvidia-smi").touch()
+    edits = edits_for(host)
+    edits = replace(edits, mounts=(edits.mounts[0], edits.mounts[2]), links=(), loader_cache=(), stale=())
+    with BareContainer(rootfs, host / "driver", read_only=True) as container:
+        assert container.inject(edits) == ("", ())
+        assert (container.root / "usr/bin/nvidia-smi").read_text() == "nvidia-smi of the host"
+
+
+@KERNELS
+def test_links_of_the_image_lead_nowhere_else(host: Path, rootfs: Path, tmp_path: Path, kernel: str) -> None:
+    """A folder of the image that is a link to a folder of the host: all goes below the container's root."""
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    (rootfs / "usr/lib64").rmdir()
+    (rootfs / "usr/lib64").symlink_to(outside)
+    (rootfs / str(outside)[1:]).mkdir(parents=True)
+    with BareContainer(rootfs, host / "driver") as container:
+        assert container.inject(edits_for(host), kernel) == ("", ())
+        assert (container.root / str(outside)[1:] / "libcuda.so.550.1").exists()
+    assert list(outside.iterdir()) == []
