@@ -24,6 +24,7 @@ CGROUP_ROOT = "/sys/fs/cgroup"
 # reading and our replacing. That is over at once; a program that cannot be replaced at all fails every time.
 _ATTEMPTS = 10
 
+_ACCESS = "nvct must run as root, while the container is there"
 _NO_RULES = "switch device rules off (`cgroups: false` in nvct's settings)"
 _ENGINE = "let the engine allow the devices, by a CDI spec"
 _PROGRAM_ADVICE = {
@@ -49,18 +50,18 @@ class DeviceCgroup:
             return _Version1(_folder_of(pid, "devices"))
         except OSError as error:
             step = f"cannot open the device cgroup of process {pid}: {error.filename}"
-            raise _failure(step, error, "is the container still there?", _in_user_namespace()) from None
+            raise _failure(step, error, _ACCESS, _in_user_namespace()) from None
 
     def allow(self, numbers: Sequence[tuple[int, int]]) -> Callable[[], None]:
         """Let the cgroup read and write the character devices (major, minor), and return what takes exactly this back.
 
         What was allowed before stays so, also after the undo. When a device cannot be allowed, none is: InjectionError.
-        The undo raises OSError.
+        The undo raises OSError, also when it happens in here. It needs the descriptors: not after `close`.
         """
         raise NotImplementedError
 
     def close(self) -> None:
-        """Close the descriptors; an undo is not possible any more."""
+        """Close the descriptors."""
         raise NotImplementedError
 
     def _failed(self, step: str, error: OSError, advice: str) -> InjectionError:
@@ -85,7 +86,7 @@ class _Version1(DeviceCgroup):
         try:
             rules = self._rules()
         except OSError as error:
-            raise self._failed("cannot read devices.list", error, "is the container still there?") from None
+            raise self._failed("cannot read devices.list", error, _ACCESS) from None
         ways_back: list[Callable[[], object]] = []
         for major, minor in dict.fromkeys(numbers):
             if allows(rules, major, minor):
