@@ -2,7 +2,7 @@
 
 Three forms are found in the wild: "new" (a header `glibc-ld.so.cache1.1`; what ldconfig writes since glibc 2.32),
 "compat" (an old table, then the new one; its habit before) and "old" (`ld.so-1.7.0` alone). Every ld.so since glibc 2.2
-reads the new form, so that is the only one written.
+reads the new form, so that is what is written; for a compat file with an extension see `_build`.
 
     header     48 bytes: magic 17, version 3, u32 entries, u32 bytes of strings, u8 byte order (0 unset, 2 little,
                3 big), 3 unused, u32 offset of the extension (0: none), 12 unused
@@ -171,20 +171,20 @@ def names(data: bytes, architecture: str) -> list[tuple[str, str, int]]:
     """What the cache of a machine lists, in its order: (name, path, bits).
 
     `bits` is 64 or 32 by the entry's flags, and 0 where these are not this machine's: then only the file itself can
-    tell, since caches with wrong or unknown flags exist.
+    tell, since caches with wrong or unknown flags exist. Raises LoaderCacheError as `parse` and `entries` do.
     """
     widths = {flags & ARCHITECTURE: bits for (machine, bits), flags in _FLAGS.items() if machine == architecture}
     return [(entry.name, entry.path, widths.get(entry.flags & ARCHITECTURE, 0)) for entry in parse(data).entries]
 
 
 def merge(data: bytes | None, add: Sequence[Addition], drop: Drop = frozenset()) -> bytes:
-    """A cache that answers as `data` does, but `path` for an added (name, path, flags), and without what `drop` names.
+    """A cache that answers as `data` does, save for the added (name, path, flags) and what `drop` names.
 
     Empty or None is a cache without entries. An added name replaces every entry of that name and architecture, whatever
     processors it is for; names are equal that ld.so holds equal (`lib01.so`, `lib1.so`), and the last of two wins.
-    `drop`, a set or a function of (name, path), is asked about the old entries; one that equals an addition stays. Where
-    nothing changes, `data` comes back as it is, so to merge twice is to merge once. Strings of entries that go stay in
-    the file as dead bytes, since finding those that nobody shares would mean to read them all.
+    `drop`, a set or a function of (name, path), is asked about the old entries; one that equals an addition stays.
+    Where nothing changes, `data` comes back as it is, so to merge twice is to merge once. Strings of entries that go
+    stay in the file as dead bytes, since finding those that nobody shares would mean to read them all.
 
     Raises LoaderCacheError for a cache that `parse` refuses or that is big-endian, and for an addition that no cache
     can hold. Whether the cache is for the container's architecture is for the caller to ask (`architecture_of`).
@@ -525,10 +525,16 @@ def _splice(words: Sequence[int], rows: Iterable[tuple[int, list[int]]], gone: I
 
 
 def _build(cache: Cache) -> bytes:
-    """The file, in the new form."""
+    """The file, in the new form.
+
+    A compat file with an extension keeps an old table, an empty one. ldconfig counts the offsets of glibc-hwcaps names
+    from the new header and ld.so (2.36) from the start of the file, so that it passes over such entries wherever an old
+    table comes first. In the new form they would come to life, and names resolve to other files than before.
+    """
+    before = _OLD_MAGIC.ljust(_OLD_HEADER, b"\0") if cache.form == "compat" and cache.sections else b""
     strings_at = _HEADER + _ENTRY * cache.count
     shift = strings_at - cache.strings_at
-    end = strings_at + len(cache.strings)
+    end = len(before) + strings_at + len(cache.strings)
     padding = b"\0" * (-end % 4)
     extension_at = end + len(padding) if cache.sections else 0
     extension = _build_extension(cache.sections, shift, extension_at) if cache.sections else b""
@@ -542,7 +548,8 @@ def _build(cache: Cache) -> bytes:
     for column in (1, 2):
         words[column::_WORDS] = [offset + shift for offset in words[column::_WORDS]]
     numbers = _struct.pack("<2IB3xI12x", cache.count, len(cache.strings), _LITTLE_ENDIAN, extension_at)
-    return b"".join((_MAGIC, numbers, _struct.pack(f"<{len(words)}I", *words), cache.strings, padding, extension))
+    table = _struct.pack(f"<{len(words)}I", *words)
+    return b"".join((before, _MAGIC, numbers, table, cache.strings, padding, extension))
 
 
 def _build_extension(sections: tuple[Section, ...], shift: int, at: int) -> bytes:
