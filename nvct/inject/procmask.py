@@ -47,6 +47,7 @@ class ProcMask:
     def _fill(self, tmpfs: int) -> None:
         for name, text in self.texts.items():
             _write(tmpfs, name, text)
+        os.mkdir("gpus", 0o555, dir_fd=tmpfs)  # empty when no GPU is visible, as a node without one has it
         for name in self.trees:
             folder = name if name in self._folders else os.path.dirname(name)
             _make_folders(tmpfs, folder)

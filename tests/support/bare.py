@@ -73,7 +73,9 @@ class BareContainer:
         return sorted(found)
 
     def tree(self) -> dict[str, tuple[str, int, str]]:
-        """Every path below its root, /proc left out: kind and mode, size, and a link's text or a small file's content."""
+        """Every path below its root, /proc left out: kind and mode, size, and a link's text or a small file's
+        content.
+        """
         found = {}
         for folder, folders, files in os.walk(self.root):
             if folder == str(self.root):
@@ -92,7 +94,9 @@ class BareContainer:
     def inject(
         self, edits: Edits, kernel: str = "today", prepare: Callable[[], object] | None = None
     ) -> tuple[str, tuple[str, ...]]:
-        """Carry the edits out from a child process: (error message or "", warnings). `prepare` runs in the child first."""
+        """Carry the edits out from a child process: (error message or "", warnings). `prepare` runs in the child
+        first.
+        """
         reader, writer = os.pipe()
         child = os.fork()
         if child == 0:
