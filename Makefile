@@ -1,0 +1,34 @@
+# Every target that runs something does the set-up first; tools/setup.sh is quick when all is there.
+
+PYTHON := .venv/bin/python
+MAKEFLAGS += --no-print-directory
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test test-full lint bench clean
+
+help: ## say what the targets are
+	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 20
+
+setup: ## install what is missing: Debian packages (as root) and the virtual environment .venv
+	@tools/setup.sh
+
+demo: setup ## start real containers on a simulated DGX A100 and show what each of them sees
+	@$(PYTHON) tools/demo.py
+
+test: setup ## the test suite, without the long sweeps
+	@$(PYTHON) -m pytest tests -m "not slow" --durations=10
+
+test-full: setup ## the test suite with the long sweeps
+	@$(PYTHON) -m pytest tests --durations=25
+
+lint: setup ## ruff (rules and format) and mypy --strict
+	@.venv/bin/ruff check .
+	@.venv/bin/ruff format --check .
+	@.venv/bin/mypy
+
+bench: setup ## what the hook adds to a container start; ARGS="--rounds 50 --json FILE"
+	@$(PYTHON) tests/bench/bench.py $(ARGS)
+
+clean: ## remove the virtual environment and everything that tools left behind
+	rm -rf .venv *.egg-info build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -prune -exec rm -rf {} +

@@ -1,0 +1,65 @@
+"""The `nvct` command: its global options, its groups, and what its exit codes mean."""
+
+from __future__ import annotations
+
+import os
+
+import click
+
+from nvct import __version__
+from nvct.cli.completion import completion
+from nvct.cli.exits import ReportingGroup, exit_code_table
+from nvct.cli.node import info, list_gpus, refresh
+from nvct.cli.plan import plan
+from nvct.cli.sim import sim
+from nvct.cli.source import Source
+from nvct.settings import DEFAULT_PATH
+
+_EXISTING_FILE = click.Path(exists=True, dir_okay=False)
+_EXISTING_FOLDER = click.Path(exists=True, file_okay=False, resolve_path=True)
+
+
+@click.group(
+    cls=ReportingGroup,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120},
+    epilog=exit_code_table(),
+)
+@click.option("--config", metavar="FILE", default=DEFAULT_PATH, show_default=True, help="The settings file.")
+@click.option(
+    "--root",
+    metavar="DIR",
+    type=_EXISTING_FOLDER,
+    help="Take the driver's files and device nodes from DIR, whatever the settings say.",
+)
+@click.option(
+    "--inventory",
+    "inventory_file",
+    metavar="FILE",
+    type=_EXISTING_FILE,
+    help="Take the node from FILE (made by `nvct info --json`) instead of this machine.",
+)
+@click.version_option(__version__, prog_name="nvct")
+@click.pass_context
+def cli(context: click.Context, config: str, root: str | None, inventory_file: str | None) -> None:
+    """NVIDIA GPUs for containers: exactly those that were asked for.
+
+    \b
+    Examples:
+      nvct list                                        the GPUs and MIG devices of this node
+      nvct plan --env NVIDIA_VISIBLE_DEVICES=0:1       what a container with this request gets, and why
+      nvct info --json > node.json                     save the node, for a bug report
+      nvct --inventory node.json list                  ... and look at it on another machine
+    """
+    if root and inventory_file:
+        raise click.UsageError("--root and --inventory exclude each other: a saved inventory has its own roots.")
+    # Absolute, since each settings file has an inventory of its own, and the hook knows the file by this name.
+    context.obj = Source(config=os.path.abspath(config), root=root or "", inventory_file=inventory_file or "")
+
+
+for command in (list_gpus, info, plan, refresh, sim, completion):
+    cli.add_command(command)
+
+
+def main() -> None:
+    """The entry point: runs the command line and exits with one of the documented codes."""
+    cli(prog_name="nvct")

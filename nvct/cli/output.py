@@ -1,0 +1,61 @@
+"""How commands print: tables for people, JSON for programs.
+
+A row of a table is one line, as wide as it needs to be: a terminal that is too narrow wraps it, and what is copied from
+there is whole. In a pipe there is no colour.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+
+import click
+from rich.console import Console
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+# More than any row has: rich must not fold.
+_WIDTH = 10_000
+
+json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON instead of tables.")
+
+
+def print_json(value: object) -> None:
+    click.echo(json.dumps(value, indent=2))
+
+
+def heading(text: str) -> None:
+    _print(Text(text, style="bold"))
+
+
+def line(text: str, style: str = "") -> None:
+    _print(Text(text, style=style))
+
+
+def table(columns: Sequence[str], rows: Iterable[Sequence[str]], indent: int = 0) -> None:
+    """Rows under their columns' names; columns all named `""` make a table without a head."""
+    grid = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), show_header=any(columns), header_style="")
+    for name in columns:
+        grid.add_column(Text(name, style="bold"), no_wrap=True)
+    for row in rows:
+        grid.add_row(*map(Text, row))
+    _print(Padding(grid, (0, 0, 0, indent), expand=False))
+
+
+def gib(mib: int) -> str:
+    """An amount of memory in MiB, as people say it."""
+    return f"{mib / 1024:.1f} GiB"
+
+
+def count(number: int, noun: str) -> str:
+    """`1 GPU`, `2 GPUs`."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
+def _print(what: Text | Padding) -> None:
+    console = Console(highlight=False, width=_WIDTH)
+    with console.capture() as captured:
+        console.print(what)
+    for printed in captured.get().splitlines():  # rich fills every line up to the width of its columns
+        click.echo(printed.rstrip(), color=console.is_terminal)

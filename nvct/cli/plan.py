@@ -1,0 +1,181 @@
+"""`nvct plan`: what a container would get, and why, without touching anything."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+
+from nvct.cli.output import heading, json_option, line, print_json, table
+from nvct.cli.source import Source
+from nvct.errors import RequestError
+from nvct.inject.look import look
+from nvct.inject.rootfs import ConfinedRoot
+from nvct.model import ContainerRoot, Edits, MountEdit, ProcEdit, Request
+from nvct.plan import plan as make_plan
+from nvct.record import as_dict, replace
+from nvct.request import request_from_env, request_from_spec
+
+_LAYOUTS = {"debian": ContainerRoot(debian=True), "lib64": ContainerRoot(debian=False)}
+
+
+def _assignments(_context: click.Context, _parameter: click.Parameter, values: tuple[str, ...]) -> tuple[str, ...]:
+    for value in values:
+        if "=" not in value:
+            raise click.BadParameter(f"{value!r} is not NAME=VALUE.")
+    return values
+
+
+@click.command()
+@click.option(
+    "--env", metavar="K=V", multiple=True, callback=_assignments, help="A variable of the container; later ones win."
+)
+@click.option(
+    "--bundle",
+    metavar="DIR",
+    type=click.Path(exists=True, file_okay=False),
+    help="Read the request from the config.json of this OCI bundle; --env is added to it.",
+)
+@click.option(
+    "--layout",
+    type=click.Choice(tuple(_LAYOUTS)),
+    help="Where the image keeps libraries: /usr/lib/<triplet> as Debian does, or /usr/lib64. Without it the bundle's "
+    "root file system tells, and where there is none it is debian.",
+)
+@json_option
+@click.pass_obj
+def plan(source: Source, env: tuple[str, ...], bundle: str | None, layout: str | None, as_json: bool) -> None:
+    """Print what would change in a container, and why.
+
+    Nothing is touched and no container need exist.
+
+    \b
+    Examples:
+      nvct plan --env NVIDIA_VISIBLE_DEVICES=0:1
+      nvct plan --env NVIDIA_VISIBLE_DEVICES=all --env NVIDIA_DRIVER_CAPABILITIES=all --layout lib64
+      nvct plan --bundle /run/containerd/io.containerd.runtime.v2.task/default/ID --json
+      nvct --inventory node.json plan --env NVIDIA_VISIBLE_DEVICES=GPU-5f3a9c01
+    """
+    request = _bundle_request(Path(bundle), env) if bundle else request_from_env(env)
+    if layout:
+        request = replace(request, container=_LAYOUTS[layout])
+    current = source.current()
+    edits = make_plan(current.inventory, request, current.settings)
+    if as_json:
+        print_json(_edits_json(edits))
+    else:
+        _print_request(request)
+        _print_edits(edits, current.inventory.roots.root)
+
+
+def _bundle_request(bundle: Path, env: Sequence[str]) -> Request:
+    """The request of a bundle's config.json with `env` added, for a container with that bundle's root file system."""
+    path = bundle / "config.json"
+    try:
+        spec = json.loads(path.read_bytes())
+    except ValueError as error:
+        raise RequestError(f"{path} is no JSON ({error}): expected the config.json of an OCI bundle") from None
+    request_from_spec(spec, ContainerRoot())  # says what is wrong with it, before it is taken apart
+    process = {**spec["process"], "env": [*(spec["process"].get("env") or ()), *env]}
+    try:
+        rootfs = bundle / spec["root"]["path"]
+    except (KeyError, TypeError):
+        raise RequestError(f"{path} has no root.path: expected an OCI runtime spec") from None
+    return request_from_spec({**spec, "process": process}, _container(rootfs))
+
+
+def _container(rootfs: Path) -> ContainerRoot:
+    try:
+        root = ConfinedRoot(os.open(rootfs, os.O_PATH | os.O_DIRECTORY))
+    except FileNotFoundError:  # engines mount a root only while its container runs
+        return ContainerRoot()
+    try:
+        return look(root)
+    finally:
+        root.close()
+
+
+def _edits_json(edits: Edits) -> dict[str, Any]:
+    return {
+        "devices": [_chosen(edit, "path", "major", "minor", "why") for edit in edits.devices],
+        "mounts": [_chosen(edit, "source", "target", "options", "why") for edit in edits.mounts],
+        "links": as_dict(edits.links),
+        "loader_cache": as_dict(edits.loader_cache),
+        "proc": as_dict(edits.proc),
+        "env": as_dict(edits.env),
+        "warnings": as_dict(edits.warnings),
+    }
+
+
+def _chosen(edit: object, *names: str) -> dict[str, Any]:
+    fields = as_dict(edit)
+    return {name: fields[name] for name in names}
+
+
+def _print_request(request: Request) -> None:
+    if request.devices is None:
+        line("The container asks for nothing (NVIDIA_VISIBLE_DEVICES is unset, empty or void): nothing changes in it.")
+        line("Try: nvct plan --env NVIDIA_VISIBLE_DEVICES=all")
+        return
+    devices = ", ".join(request.devices) or "the driver without a GPU"
+    line(f"Asked for: {devices} (from {request.devices_source})")
+    if request.capabilities is not None:
+        line(f"Capabilities: {', '.join(request.capabilities)} (from {request.capabilities_source})")
+
+
+def _print_edits(edits: Edits, root: str) -> None:
+    _section(
+        "Devices",
+        ("Node", "Number", "Why"),
+        ((edit.path, f"{edit.major}:{edit.minor}", edit.why) for edit in edits.devices),
+    )
+    _section(
+        "Mounts",
+        ("In the container", f"On the host below {root}", "Options", "Why"),
+        ((edit.target, _origin(edit, root), _options(edit), edit.why) for edit in edits.mounts),
+    )
+    _section("Links", ("Link", "To", "Why"), ((edit.path, edit.target, edit.why) for edit in edits.links))
+    _section(
+        "Loader cache",
+        ("Name", "Path", "Bits", "Why"),
+        ((edit.name, edit.path, str(edit.bits), edit.why) for edit in edits.loader_cache),
+    )
+    if edits.proc:
+        _print_proc(edits.proc)
+    _section("Environment", ("Variable", "Value"), edits.env.items())
+    if edits.warnings:
+        heading("\nWarnings")
+        for warning in edits.warnings:
+            line(f"  {warning}", style="yellow")
+
+
+def _section(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
+    listed = list(rows)
+    if listed:
+        heading(f"\n{title} ({len(listed)})")
+        table(columns, listed, indent=2)
+
+
+def _options(mount: MountEdit) -> str:
+    return ",".join(mount.options) + ("" if mount.required else " (optional)")
+
+
+def _origin(mount: MountEdit, root: str) -> str:
+    below = "/" + mount.source.removeprefix(root).lstrip("/")
+    return "same" if below == mount.target else below
+
+
+def _print_proc(proc: ProcEdit) -> None:
+    heading("\n/proc/driver/nvidia")
+    rows = [
+        ("From", proc.source),
+        ("Files", ", ".join(proc.files) or "none"),
+        ("GPUs", ", ".join(proc.gpus) or "none"),
+        ("MIG capabilities", ", ".join(proc.capabilities) or "none"),
+        ("Why", proc.why),
+    ]
+    table(("", ""), rows, indent=2)

@@ -1,0 +1,138 @@
+"""`nvct sim`: make simulated GPU nodes. No logic: it reads options, calls nvct.sim and prints."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import click
+from rich.console import Console
+from rich.table import Table
+
+from nvct.sim.mig import profile_name
+from nvct.sim.node import Made, create, spec_from_profile, spec_from_yaml
+from nvct.sim.profiles import CARDS, PROFILES, cuda_of
+from nvct.sim.spec import NodeSpec
+
+
+class _MigLayout(click.ParamType):  # type: ignore[type-arg]  # generic in newer versions only
+    """GPU=DEVICES: an NVML index and the MIG devices to make there, in order (none: MIG mode, no device)."""
+
+    name = "GPU=DEVICES"
+
+    def convert(
+        self, value: object, param: click.Parameter | None, ctx: click.Context | None
+    ) -> tuple[int, tuple[str, ...]]:
+        index, equals, devices = str(value).partition("=")
+        if not equals or not index.isdigit():
+            self.fail(f"{value!r} has not the form 0=1g.5gb,1g.5gb (a GPU index, =, MIG devices)", param, ctx)
+        return int(index), tuple(device.strip() for device in devices.split(",") if device.strip())
+
+
+@click.group()
+def sim() -> None:
+    """Simulated GPU nodes: everything that a driver puts on a machine, without a GPU."""
+
+
+@sim.command()
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def profiles(as_json: bool) -> None:
+    """List the nodes that `nvct sim create` knows by name.
+
+    \b
+    Examples:
+      nvct sim profiles
+      nvct sim profiles --json | jq -r '.[].name'
+    """
+    rows = [_row(name) for name in PROFILES]
+    if as_json:
+        click.echo(json.dumps(rows, indent=2))
+        return
+    table = Table("PROFILE", "GPUS", "MODEL", "DRIVER", "CUDA", "MIG", box=None)
+    for row in rows:
+        cells = [row[key] for key in ("name", "gpus", "model", "driver", "cuda")]
+        mig = row["mig_profiles"]
+        table.add_row(*(str(cell) for cell in cells), f"{mig[0]} to {mig[-1]}" if mig else "-")
+    Console().print(table)
+
+
+def _row(name: str) -> dict[str, Any]:
+    profile = PROFILES[name]
+    card = CARDS[profile.card]
+    return {
+        "name": name,
+        "title": profile.title,
+        "gpus": len(profile.buses),
+        "model": card.model,
+        "memory_mib": card.memory_mib,
+        "compute_capability": card.compute_capability,
+        "driver": profile.driver,
+        "cuda": cuda_of(profile.driver),
+        "mig_profiles": [profile_name(card, one) for one in card.mig_profiles],
+    }
+
+
+@sim.command("create")
+@click.argument("profile", required=False)
+@click.argument("directory", required=False, type=click.Path(file_okay=False))
+@click.option("--mig", type=_MigLayout(), multiple=True, help="MIG devices of a GPU, in order. Repeat for more GPUs.")
+@click.option("--gpus", type=click.IntRange(min=0), help="Number of GPUs, up to the slots of the profile.")
+@click.option("--driver", metavar="VERSION", help="Driver version, as 550.163.01.")
+@click.option("--cuda", metavar="VERSION", help="CUDA version, as 12.4; from the driver if left out.")
+@click.option("--from", "node_file", type=click.Path(exists=True, dir_okay=False), help="A node stated in YAML.")
+def create_node(
+    profile: str | None,
+    directory: str | None,
+    mig: tuple[tuple[int, tuple[str, ...]], ...],
+    gpus: int | None,
+    driver: str | None,
+    cuda: str | None,
+    node_file: str | None,
+) -> None:
+    """Make the node PROFILE in DIRECTORY, or that of --from FILE. A node that is there is replaced.
+
+    A MIG device is named by its profile; 3g.20gb@4 states its first memory slot, 1c.3g.20gb takes one compute slice of
+    a GPU instance. As root the node gets real device nodes, else a table that describes them.
+
+    \b
+    Examples:
+      nvct sim create dgx-a100 /var/lib/nvct/node
+      nvct sim create dgx-a100 node --mig 0=1g.5gb,1g.5gb --mig 1=3g.20gb,2g.10gb,1g.5gb
+      nvct sim create h100 node --gpus 4 --driver 535.183.06
+      nvct sim create node --from node.yaml
+    """
+    if node_file:
+        spec, place = _spec_from_file(node_file, profile, directory, mig, gpus, driver, cuda)
+    else:
+        if profile is None or directory is None:
+            raise click.UsageError("name a profile and a directory, as in: nvct sim create dgx-a100 ./node")
+        spec, place = spec_from_profile(profile, gpus, dict(mig), driver, cuda), directory
+    _print_summary(spec, create(spec, place))
+
+
+def _spec_from_file(
+    node_file: str, directory: str | None, extra: str | None, mig: object, *choices: object
+) -> tuple[NodeSpec, str]:
+    # With --from the one argument is the directory, which click has taken for the profile.
+    if directory is None or extra is not None:
+        raise click.UsageError("with --from, name a directory and no profile: nvct sim create ./node --from node.yaml")
+    if mig or any(choice is not None for choice in choices):
+        raise click.UsageError("--mig, --gpus, --driver and --cuda go with a profile: state them in the node file")
+    return spec_from_yaml(node_file), directory
+
+
+def _print_summary(spec: NodeSpec, made: Made) -> None:
+    layouts = {index: gpu.mig for index, gpu in enumerate(spec.gpus) if gpu.mig is not None}
+    models = {gpu.card.model: sum(other.card.model == gpu.card.model for other in spec.gpus) for gpu in spec.gpus}
+    click.echo(f"{made.directory}: {spec.name}, driver {spec.driver}, CUDA {spec.cuda}")
+    click.echo(f"  GPUs     {', '.join(f'{count} x {model}' for model, count in models.items()) or 'none'}")
+    for index, devices in layouts.items():
+        click.echo(f"  MIG      GPU {index}: {', '.join(devices) or 'on, no devices'}")
+    click.echo(f"  devices  {_devices_line(made)}")
+    for note in made.notes:
+        click.echo(f"  note     {note}")
+    click.echo(f"try: nvct --config {made.config} list")
+
+
+def _devices_line(made: Made) -> str:
+    return f"described in dev/nodes.json, not made ({made.why_table})" if made.why_table else "real device nodes in dev"

@@ -1,0 +1,232 @@
+"""The inventory that an earlier start left in /run/nvct, and whether it still describes this node.
+
+On the hook's hot path: whether the inventory is fresh is decided from /proc and stat alone. The file also keeps the
+parsed settings, so that a hook with a fresh inventory reads no YAML. Its form:
+`{"schema": 1, "stamp": {...}, "settings": {...}, "inventory": {...}}`.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+import time
+from binascii import crc32
+from fcntl import LOCK_EX, LOCK_NB, flock
+
+from nvct import fastjson, settings
+from nvct.errors import ConfigError, NvctError
+from nvct.model import SCHEMA
+from nvct.node import procfs, roots
+from nvct.node.saved import inventory_from_json, inventory_to_json
+from nvct.settings import Settings
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from types import TracebackType
+    from typing import Any
+
+    from nvct.model import Inventory
+
+RUN_DIR = "/run/nvct"
+
+_LOADER_CACHE = "/etc/ld.so.cache"
+_OTHERS_CAN_WRITE = 0o022
+
+
+def cache_path(config_path: str, run_dir: str = RUN_DIR) -> str:
+    """Where the inventory of a settings file is kept: each file has its own, the default file the plain name."""
+    return f"{run_dir}/{_cache_name(config_path)}"
+
+
+def _cache_name(config_path: str) -> str:
+    if config_path == settings.DEFAULT_PATH:
+        return "inventory.json"
+    return f"inventory-{crc32(os.fsencode(config_path)):08x}.json"
+
+
+def load(config_path: str, run_dir: str = RUN_DIR) -> tuple[Settings, Inventory] | None:
+    """The kept settings and inventory when they are fresh, else None.
+
+    None too when there is no file, when another version of nvct wrote it, and when anyone but root (or the caller)
+    could have written it: the answer decides which devices a container gets.
+    """
+    text = _read_trusted(run_dir, _cache_name(config_path))
+    if text is None:
+        return None
+    try:
+        kept: Any = fastjson.loads(text)
+        if kept["schema"] != SCHEMA:
+            return None
+        chosen = settings.from_json(kept["settings"])
+        if kept["stamp"] != stamp(config_path, chosen):
+            return None
+        return chosen, inventory_from_json(kept["inventory"])
+    except (ValueError, KeyError, TypeError, OSError, NvctError):  # damaged, or of a driver that is being unloaded
+        return None
+
+
+def stamp(config_path: str, chosen: Settings) -> dict[str, Any]:
+    """What the node looks like from /proc and stat; an inventory is fresh as long as this is the same. JSON values.
+
+    Taken *before* discovery, so that a change during it makes the inventory stale. Raises OSError without a driver.
+    """
+    return {
+        "boot_id": procfs.read_boot_id(chosen.proc_root),
+        "driver_version": procfs.read_driver_version(chosen.proc_root),
+        "gpus": procfs.read_gpu_names(chosen.proc_root),
+        "mig": procfs.read_access_times(chosen.proc_root),
+        "loader_cache": identity(roots.on_host(chosen.root, _LOADER_CACHE)),
+        "settings_path": config_path,
+        "settings": identity(config_path),
+    }
+
+
+def identity(path: str) -> list[int] | None:
+    """What changes whenever a file is written or replaced; None when it is absent."""
+    try:
+        status = os.stat(path)
+    except FileNotFoundError:
+        return None
+    return [status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns]
+
+
+def store(
+    config_path: str, chosen: Settings, inventory: Inventory, taken: dict[str, Any], run_dir: str = RUN_DIR
+) -> None:
+    """Keep an inventory, for everyone to read. `taken` is the `stamp` from before the discovery.
+
+    The file is replaced in one step. The folder is made when absent. Raises OSError when that is not possible, and
+    ConfigError when the folder is not safe from others.
+    """
+    import json  # slow to import, and no start that finds a fresh inventory comes here
+
+    kept = {
+        "schema": SCHEMA,
+        "stamp": taken,
+        "settings": settings.to_json(chosen),
+        "inventory": inventory_to_json(inventory),
+    }
+    content = json.dumps(kept).encode()
+    folder = _open_folder(run_dir, make=True)
+    try:
+        _replace(folder, _cache_name(config_path), content)
+    finally:
+        os.close(folder)
+
+
+def discard(config_path: str, run_dir: str = RUN_DIR) -> None:
+    """Forget the kept inventory: `recheck` has seen that it is wrong, which its stamp does not show."""
+    try:
+        os.unlink(cache_path(config_path, run_dir))
+    except FileNotFoundError:
+        return
+
+
+def _replace(folder: int, name: str, content: bytes) -> None:
+    temporary = f".{name}.{os.getpid()}"
+    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
+    handle = os.open(temporary, flags, 0o600, dir_fd=folder)
+    try:
+        with os.fdopen(handle, "wb") as stream:
+            stream.write(content)
+            os.fchmod(handle, 0o644)
+        os.rename(temporary, name, src_dir_fd=folder, dst_dir_fd=folder)
+    except BaseException:
+        os.unlink(temporary, dir_fd=folder)
+        raise
+
+
+class Lock:
+    """Only one start discovers; the others wait for its inventory, but no longer than `limit_s` seconds.
+
+    The kernel frees the lock of a holder that dies. After the limit the block runs without the lock: a holder that
+    hangs in the driver costs everyone these seconds and no more. It runs without the lock, too, where there can be none
+    because the folder cannot be written; `store` then says why.
+    """
+
+    def __init__(self, run_dir: str = RUN_DIR, limit_s: float = 10.0) -> None:
+        self._run_dir = run_dir
+        self._limit_s = limit_s
+        self._handle = -1
+
+    def __enter__(self) -> None:
+        try:
+            self._handle = _open_lock(self._run_dir)
+        except (OSError, ConfigError):
+            return
+        _wait_for_lock(self._handle, self._limit_s)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._handle >= 0:
+            os.close(self._handle)
+
+
+def _open_lock(run_dir: str) -> int:
+    folder = _open_folder(run_dir, make=True)
+    try:
+        flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+        return os.open("lock", flags, 0o600, dir_fd=folder)  # 0600: whoever can open it can hold it
+    finally:
+        os.close(folder)
+
+
+def _wait_for_lock(handle: int, limit_s: float) -> None:
+    deadline = time.monotonic() + limit_s
+    pause = 0.002
+    while True:
+        try:
+            flock(handle, LOCK_EX | LOCK_NB)
+            return
+        except BlockingIOError:
+            if time.monotonic() >= deadline:
+                return
+        time.sleep(pause)
+        pause = min(pause * 1.5, 0.05)
+
+
+def _read_trusted(run_dir: str, name: str) -> str | None:
+    """The text of a file that only root or the caller can have written; None for every other."""
+    try:
+        folder = _open_folder(run_dir, make=False)
+    except (OSError, ConfigError):
+        return None
+    try:
+        handle = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=folder)
+    except OSError:
+        return None
+    finally:
+        os.close(folder)
+    with os.fdopen(handle, "rb") as stream:
+        status = os.fstat(handle)
+        if not stat.S_ISREG(status.st_mode) or not _is_safe(status):
+            return None
+        return stream.read().decode("utf-8", "replace")
+
+
+def _open_folder(run_dir: str, make: bool) -> int:
+    """The folder, opened, so that what is checked is what is used."""
+    if make:
+        _make_folder(run_dir)
+    handle = os.open(run_dir, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    status = os.fstat(handle)
+    if _is_safe(status):
+        return handle
+    os.close(handle)
+    raise ConfigError(
+        f"{run_dir} has mode {stat.S_IMODE(status.st_mode):04o} and owner {status.st_uid}, expected a folder that "
+        f"only root can write to: remove it, or chown root {run_dir} and chmod 755 {run_dir}"
+    )
+
+
+def _make_folder(run_dir: str) -> None:
+    try:
+        os.mkdir(run_dir, 0o700)
+    except FileExistsError:
+        return
+    os.chmod(run_dir, 0o755)  # whatever the umask: ordinary users read the inventory
+
+
+def _is_safe(status: os.stat_result) -> bool:
+    return status.st_uid in (0, os.geteuid()) and not status.st_mode & _OTHERS_CAN_WRITE
