@@ -30,6 +30,17 @@ if TYPE_CHECKING:
 RUN_DIR = "/run/nvct"
 
 _LOADER_CACHE = "/etc/ld.so.cache"
+
+# What appears without any other trace: nodes that are made when a program first needs them, sockets of daemons. The
+# same as in `devices` and `catalog` (a test holds that), whose tables take a millisecond to import.
+CONTROL_NODES = ("/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia-uvm-tools", "/dev/nvidia-modeset")
+SOCKETS = (
+    "/run/nvidia-persistenced/socket",
+    "/var/run/nvidia-persistenced/socket",
+    "/run/nvidia-fabricmanager/socket",
+    "/var/run/nvidia-fabricmanager/socket",
+    "/tmp/nvidia-mps",
+)
 _OTHERS_CAN_WRITE = 0o022
 
 
@@ -73,12 +84,28 @@ def stamp(config_path: str, chosen: Settings) -> dict[str, Any]:
     return {
         "boot_id": procfs.read_boot_id(chosen.proc_root),
         "driver_version": procfs.read_driver_version(chosen.proc_root),
-        "gpus": procfs.read_gpu_names(chosen.proc_root),
+        "majors": procfs.read_majors(chosen.proc_root),
+        "gpus": procfs.read_gpu_times(chosen.proc_root),
         "mig": procfs.read_access_times(chosen.proc_root),
+        "nodes": _nodes(chosen),
+        "sockets": [os.path.lexists(roots.on_host(chosen.root, path)) for path in SOCKETS],
         "loader_cache": identity(roots.on_host(chosen.root, _LOADER_CACHE)),
         "settings_path": config_path,
         "settings": identity(config_path),
     }
+
+
+def _nodes(chosen: Settings) -> list[int | None] | list[list[int] | None]:
+    if chosen.device_table:
+        return [identity(chosen.device_table)]
+    return [_device_number(roots.on_host(chosen.dev_root, path)) for path in CONTROL_NODES]
+
+
+def _device_number(path: str) -> int | None:
+    try:
+        return os.lstat(path).st_rdev
+    except FileNotFoundError:
+        return None
 
 
 def identity(path: str) -> list[int] | None:

@@ -157,12 +157,16 @@ def read_boot_id(proc_root: str) -> str:
     return read_text(f"{proc_root}/sys/kernel/random/boot_id").strip()
 
 
-def read_gpu_names(proc_root: str) -> list[str]:
-    """The bus addresses of the GPUs that the module drives, as `Gpu.proc_name` has them, sorted. [] without any."""
-    try:
-        return sorted(os.listdir(f"{proc_root}/driver/nvidia/gpus"))
-    except FileNotFoundError:
-        return []
+def read_gpu_times(proc_root: str) -> dict[str, int]:
+    """The GPUs that the module drives: `Gpu.proc_name` to the ctime of its `information`. {} without any.
+
+    A GPU that is pulled out and another put in its place gets a new file, which only the time can tell.
+    """
+    root = f"{proc_root}/driver/nvidia/gpus"
+    times: dict[str, int] = {}
+    for name in sorted(_names(root, "")):
+        _add_time(times, root, f"{name}/information")
+    return times
 
 
 def read_access_times(proc_root: str) -> dict[str, int]:
@@ -190,10 +194,10 @@ def _names(folder: str, prefix: str) -> list[str]:
         return []
 
 
-def _add_time(times: dict[str, int], root: str, access: str) -> None:
+def _add_time(times: dict[str, int], root: str, path: str) -> None:
     try:
-        times[access] = os.stat(f"{root}/{access}").st_ctime_ns
-    except OSError:  # an instance that is being destroyed has no capability any more
+        times[path] = os.stat(f"{root}/{path}").st_ctime_ns
+    except OSError:  # it is just going away
         return
 
 

@@ -17,7 +17,9 @@ from nvct import settings
 from nvct.errors import ConfigError, DriverError
 from nvct.model import Inventory, Roots
 from nvct.node import cache, discover
+from nvct.node.catalog import SOCKETS
 from nvct.node.current import current, refresh
+from nvct.node.devices import CONTROL_NODES
 from nvct.record import replace
 
 
@@ -105,6 +107,14 @@ CHANGES: dict[str, Callable[[Kept], object]] = {
     ),
     "one MIG device less": lambda kept: shutil.rmtree(kept.tree.proc / "driver/nvidia/capabilities/gpu0/mig/gi9/ci0"),
     "a MIG device made again": recreate_capability,
+    "another GPU in the same slot": lambda kept: rewrite(
+        kept.tree.proc / "driver/nvidia/gpus/0000:07:00.0/information"
+    ),
+    "a module with another major": lambda kept: write(
+        kept.tree.proc / "devices", "Character devices:\n195 nvidia\n234 nvidia-uvm\n"
+    ),
+    "another device table": lambda kept: rewrite(Path(kept.tree.table)),
+    "a daemon's socket": lambda kept: write(kept.tree.root / "run/nvidia-persistenced/socket", ""),
     "another loader cache": lambda kept: rewrite(kept.tree.root / "etc/ld.so.cache"),
     "no loader cache": lambda kept: (kept.tree.root / "etc/ld.so.cache").unlink(),
     "settings written": lambda kept: rewrite(Path(kept.config)),
@@ -118,6 +128,23 @@ def test_each_change_of_the_node_makes_it_stale(kept: Kept, change: str) -> None
     time.sleep(0.01)  # the kernel's clock for files moves in steps of up to 10 ms
     CHANGES[change](kept)
     assert kept.load() is None
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root makes device nodes")
+def test_a_node_that_is_made_later_makes_it_stale(kept: Kept) -> None:
+    """nvidia-uvm's nodes are made when a program first needs them, long after the inventory."""
+    write(Path(kept.config), Path(kept.config).read_text().replace(f"device_table: {kept.tree.table}\n", ""))
+    kept.settings = settings.load(kept.config)
+    kept.store()
+    assert kept.load() is not None
+    (kept.tree.root / "dev").mkdir(exist_ok=True)
+    os.mknod(kept.tree.root / "dev/nvidia-uvm", 0o020666, os.makedev(511, 0))
+    assert kept.load() is None
+
+
+def test_what_is_watched_is_what_discovery_looks_for() -> None:
+    assert [control.path for control in CONTROL_NODES] == list(cache.CONTROL_NODES)
+    assert [path for socket in SOCKETS for path in socket.paths] == list(cache.SOCKETS)
 
 
 def test_an_inventory_of_other_settings_with_the_same_name_is_not_used(kept: Kept) -> None:

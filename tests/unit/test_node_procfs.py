@@ -91,7 +91,7 @@ def test_readers_find_their_files(tree: NodeTree) -> None:
     assert procfs.read_majors(proc) == MAJORS
     assert procfs.read_information(proc, name).uuid == uuid
     assert procfs.read_information(proc, name).minor == minor
-    assert procfs.read_gpu_names(proc) == ["0000:07:00.0", "0000:47:00.0"]
+    assert list(procfs.read_gpu_times(proc)) == ["0000:07:00.0", "0000:47:00.0"]
     assert procfs.read_capability_minor(proc, procfs.ci_access(0, 9, 0)) == ACCESS["gpu0/mig/gi9/ci0/access"]
     assert procfs.read_capability_minor(proc, procfs.gi_access(0, 9)) == ACCESS["gpu0/mig/gi9/access"]
     assert procfs.read_boot_id(proc) == "5f9c6c1e-0000-4000-8000-000000000000"
@@ -106,7 +106,7 @@ def test_access_times_are_of_every_capability_file(tree: NodeTree) -> None:
 
 
 def test_without_a_driver_there_are_no_gpus_and_no_capabilities(tmp_path: Path) -> None:
-    assert procfs.read_gpu_names(str(tmp_path)) == []
+    assert procfs.read_gpu_times(str(tmp_path)) == {}
     assert procfs.read_access_times(str(tmp_path)) == {}
 
 

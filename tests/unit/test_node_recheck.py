@@ -36,12 +36,17 @@ def test_an_unchanged_node_passes(tree: NodeTree) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", [information(GPUS[1][1], 1), information(GPUS[0][1], 0), information("GPU-????????-????", 1)]
+    "text", [information(GPUS[1][1], 1), information(GPUS[0][1], 0), information("GPU-????????-????", 0)]
 )
 def test_another_gpu_in_its_place_is_stale(tree: NodeTree, text: str) -> None:
     write(information_file(tree, FIRST), text)
     with pytest.raises(StaleInventory, match="GPU 0 .*information"):
         recheck(inventory(tree), (FIRST,), ())
+
+
+def test_a_gpu_that_nothing_has_opened_yet_is_no_other_gpu(tree: NodeTree) -> None:
+    write(information_file(tree, FIRST), information("GPU-????????-????-????-????-????????????", FIRST.minor))
+    recheck(inventory(tree), (FIRST,), ())
 
 
 def test_a_gpu_that_is_gone_is_stale(tree: NodeTree) -> None:
