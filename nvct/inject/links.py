@@ -10,6 +10,8 @@ from nvct.errors import InjectionError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
     from nvct.inject.ledger import Ledger
     from nvct.inject.mounts import Places
     from nvct.inject.rootfs import ConfinedRoot
@@ -73,28 +75,48 @@ def remove_stale(stale: tuple[StaleName, ...], wanted: set[str], root: ConfinedR
     prefixes: dict[str, list[str]] = {}
     for leftover in stale:
         prefixes.setdefault(leftover.folder, []).append(leftover.prefix)
+    links = []
     for folder, beginnings in prefixes.items():
         try:
             descriptor = root.open(folder, os.O_RDONLY | os.O_DIRECTORY)
         except (FileNotFoundError, NotADirectoryError):
             continue
         for name in os.listdir(descriptor):
-            if name.startswith(tuple(beginnings)) and f"{folder}/{name}" not in wanted:
-                _remove_if_stale(descriptor, folder, name, wanted, root, ledger)
+            path = f"{folder}/{name}"
+            if not name.startswith(tuple(beginnings)) or path in wanted:
+                continue
+            status = os.stat(name, dir_fd=descriptor, follow_symlinks=False)
+            if S_ISLNK(status.st_mode):
+                links.append((descriptor, name, path))
+            elif not S_ISDIR(status.st_mode) or not any(inner.startswith(path + "/") for inner in wanted):
+                _unless_it_is_not_ours(_remove_leftover, descriptor, name, path, status, ledger)
+    # Only when all files are gone it shows which links lead nowhere.
+    for descriptor, name, path in links:
+        if not root.exists(path):
+            _unless_it_is_not_ours(_remove_link, descriptor, name, path, ledger)
 
 
-def _remove_if_stale(parent: int, folder: str, name: str, wanted: set[str], root: ConfinedRoot, ledger: Ledger) -> None:
-    path = f"{folder}/{name}"
-    status = os.stat(name, dir_fd=parent, follow_symlinks=False)
+def _unless_it_is_not_ours(remove: Callable[..., None], *arguments: object) -> None:
+    """Remove something, unless a volume of the user's is mounted there (EBUSY) or nothing can be removed (EROFS)."""
+    try:
+        remove(*arguments)
+    except OSError as error:
+        if error.errno not in (errno.EBUSY, errno.EROFS):
+            raise
+
+
+def _remove_link(parent: int, name: str, path: str, ledger: Ledger) -> None:
+    text = os.readlink(name, dir_fd=parent)
+    os.unlink(name, dir_fd=parent)
+    ledger.add(f"restore {path}", lambda: os.symlink(text, name, dir_fd=parent))
+
+
+def _remove_leftover(parent: int, name: str, path: str, status: os.stat_result, ledger: Ledger) -> None:
     mode = status.st_mode & 0o7777
-    if S_ISLNK(status.st_mode) and not root.exists(path):
-        text = os.readlink(name, dir_fd=parent)
-        os.unlink(name, dir_fd=parent)
-        ledger.add(f"restore {path}", lambda: os.symlink(text, name, dir_fd=parent))
-    elif _is_leftover(status):
+    if _is_leftover(status):
         os.unlink(name, dir_fd=parent)
         ledger.add(f"restore {path}", lambda: _make_empty(parent, name, mode))
-    elif S_ISDIR(status.st_mode) and not any(inner.startswith(path + "/") for inner in wanted):
+    elif S_ISDIR(status.st_mode):
         _remove_folder_of_leftovers(parent, path, name, mode, ledger)
 
 
@@ -114,13 +136,28 @@ def _remove_folder_of_leftovers(parent: int, path: str, name: str, mode: int, le
     """Remove a folder in which nothing but empty files is left."""
     folder = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=parent)
     inside = {entry: os.stat(entry, dir_fd=folder, follow_symlinks=False) for entry in os.listdir(folder)}
-    if all(_is_leftover(status) for status in inside.values()):
-        modes = {entry: status.st_mode & 0o7777 for entry, status in inside.items()}
-        ledger.add(f"restore {path}", lambda: _restore_folder(parent, name, mode, modes))
+    try:
+        if all(_is_leftover(status) for status in inside.values()):
+            modes = {entry: status.st_mode & 0o7777 for entry, status in inside.items()}
+            ledger.add(f"restore {path}", lambda: _restore_folder(parent, name, mode, modes))
+            _remove_folder(parent, name, folder, inside)
+    finally:
+        os.close(folder)
+
+
+def _remove_folder(parent: int, name: str, folder: int, inside: Iterable[str]) -> None:
+    """Remove the folder `name`, open as `folder`, with the files in it.
+
+    Tried before the files go, since the kernel refuses a mount point first of all (EBUSY): a volume's files stay.
+    """
+    try:
+        os.rmdir(name, dir_fd=parent)
+    except OSError as error:
+        if error.errno != errno.ENOTEMPTY:
+            raise
         for entry in inside:
             os.unlink(entry, dir_fd=folder)
         os.rmdir(name, dir_fd=parent)
-    os.close(folder)
 
 
 def _restore_folder(parent: int, name: str, mode: int, inside: dict[str, int]) -> None:

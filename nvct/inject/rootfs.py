@@ -90,7 +90,10 @@ class ConfinedRoot:
                     continue
                 found = os.open(name, _ANCHOR | os.O_NOFOLLOW, dir_fd=trail[-1])
                 trail.append(found)
-                if not S_ISLNK(os.fstat(found).st_mode) or (flags & os.O_NOFOLLOW and not any(pending)):
+                mode = os.fstat(found).st_mode
+                if pending and not S_ISDIR(mode) and not S_ISLNK(mode):
+                    raise OSError(errno.ENOTDIR, "not a folder")
+                if not S_ISLNK(mode) or (flags & os.O_NOFOLLOW and not pending):
                     continue
                 text = _link_text(found)
                 links += 1

@@ -162,10 +162,9 @@ def read_gpu_times(proc_root: str) -> dict[str, int]:
 
     A GPU that is pulled out and another put in its place gets a new file, which only the time can tell.
     """
-    root = f"{proc_root}/driver/nvidia/gpus"
     times: dict[str, int] = {}
-    for name in sorted(_names(root, "")):
-        _add_time(times, root, f"{name}/information")
+    for name in sorted(_names(f"{proc_root}/driver/nvidia/gpus", "")):
+        _add_time(times, name, information_path(proc_root, name))
     return times
 
 
@@ -181,9 +180,9 @@ def read_access_times(proc_root: str) -> dict[str, int]:
         mig = f"{gpu}/mig"
         for gi in _names(f"{root}/{mig}", "gi"):
             folder = f"{mig}/{gi}"
-            _add_time(times, root, f"{folder}/access")
+            _add_time(times, f"{folder}/access", f"{root}/{folder}/access")
             for ci in _names(f"{root}/{folder}", "ci"):
-                _add_time(times, root, f"{folder}/{ci}/access")
+                _add_time(times, f"{folder}/{ci}/access", f"{root}/{folder}/{ci}/access")
     return times
 
 
@@ -194,9 +193,9 @@ def _names(folder: str, prefix: str) -> list[str]:
         return []
 
 
-def _add_time(times: dict[str, int], root: str, path: str) -> None:
+def _add_time(times: dict[str, int], key: str, path: str) -> None:
     try:
-        times[path] = os.stat(f"{root}/{path}").st_ctime_ns
+        times[key] = os.stat(path).st_ctime_ns
     except OSError:  # it is just going away
         return
 

@@ -137,8 +137,9 @@ def test_a_node_that_is_made_later_makes_it_stale(kept: Kept) -> None:
     kept.settings = settings.load(kept.config)
     kept.store()
     assert kept.load() is not None
-    (kept.tree.root / "dev").mkdir(exist_ok=True)
-    os.mknod(kept.tree.root / "dev/nvidia-uvm", 0o020666, os.makedev(511, 0))
+    dev = Path(kept.settings.dev_root) / "dev"
+    dev.mkdir(parents=True, exist_ok=True)
+    os.mknod(dev / "nvidia-uvm", 0o020666, os.makedev(511, 0))
     assert kept.load() is None
 
 

@@ -54,7 +54,7 @@ def plant(root: Path, tree: list[tuple[str, str]]) -> None:
             if node == "folder":
                 place.mkdir()
             elif node == "file":
-                place.write_text("")
+                place.touch(exist_ok=False)
             elif node == "fifo":
                 os.mkfifo(place)
             else:
