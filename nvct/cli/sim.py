@@ -106,8 +106,16 @@ def create_node(
     else:
         if profile is None or directory is None:
             raise click.UsageError("name a profile and a directory, as in: nvct sim create dgx-a100 ./node")
-        spec, place = spec_from_profile(profile, gpus, dict(mig), driver, cuda), directory
+        spec, place = spec_from_profile(profile, gpus, _layouts(mig), driver, cuda), directory
     _print_summary(spec, create(spec, place))
+
+
+def _layouts(mig: tuple[tuple[int, tuple[str, ...]], ...]) -> dict[int, tuple[str, ...]]:
+    indexes = [index for index, _ in mig]
+    for index in indexes:
+        if indexes.count(index) > 1:
+            raise click.UsageError(f"GPU {index} has two --mig: name all its devices in one")
+    return dict(mig)
 
 
 def _spec_from_file(
