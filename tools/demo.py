@@ -17,14 +17,13 @@ from rich.markup import escape
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from tests.support.docker import Dockerd, why_no_dockerd
-
 from nvct.model import Gpu, Inventory, MigDevice
 from nvct.node.cache import cache_path
 from nvct.node.current import current
 from nvct.record import record
 from nvct.sim import node as sim
 from nvct.sim.profiles import spec_from_profile
+from tests.support.docker import Dockerd, why_no_dockerd
 from tests.support.runc import DENIED, OPEN_DEVICE, runc_container
 
 LAYOUT = {0: ("1g.5gb",) * 7, 1: ("3g.20gb", "2g.10gb", "1g.5gb")}

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import click
-from rich.console import Console
-from rich.table import Table
 
+from nvct.cli.output import json_option, print_json, table
 from nvct.sim.mig import profile_name
 from nvct.sim.node import Made, create, spec_from_profile, spec_from_yaml
 from nvct.sim.profiles import CARDS, PROFILES, cuda_of
@@ -31,11 +29,20 @@ class _MigLayout(click.ParamType):  # type: ignore[type-arg]  # generic in newer
 
 @click.group()
 def sim() -> None:
-    """Simulated GPU nodes: everything that a driver puts on a machine, without a GPU."""
+    """Simulated GPU nodes, for work on GPU containers without a GPU.
+
+    A node is a folder with everything that a driver puts on a machine, and a settings file that points nvct at it.
+
+    \b
+    Examples:
+      nvct sim profiles
+      nvct sim create dgx-a100 /var/lib/nvct/node --mig 0=3g.20gb,3g.20gb
+      nvct --config /var/lib/nvct/node/config.yaml list
+    """
 
 
 @sim.command()
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@json_option
 def profiles(as_json: bool) -> None:
     """List the nodes that `nvct sim create` knows by name.
 
@@ -46,14 +53,17 @@ def profiles(as_json: bool) -> None:
     """
     rows = [_row(name) for name in PROFILES]
     if as_json:
-        click.echo(json.dumps(rows, indent=2))
+        print_json(rows)
         return
-    table = Table("PROFILE", "GPUS", "MODEL", "DRIVER", "CUDA", "MIG", box=None)
-    for row in rows:
-        cells = [row[key] for key in ("name", "gpus", "model", "driver", "cuda")]
-        mig = row["mig_profiles"]
-        table.add_row(*(str(cell) for cell in cells), f"{mig[0]} to {mig[-1]}" if mig else "-")
-    Console().print(table)
+    columns = ("name", "gpus", "model", "driver", "cuda")
+    table(
+        ("Profile", "GPUs", "Model", "Driver", "CUDA", "MIG devices"),
+        [(*(str(row[column]) for column in columns), _first_to_last(row["mig_profiles"])) for row in rows],
+    )
+
+
+def _first_to_last(mig_profiles: list[str]) -> str:
+    return f"{mig_profiles[0]} to {mig_profiles[-1]}" if mig_profiles else "-"
 
 
 def _row(name: str) -> dict[str, Any]:
