@@ -30,6 +30,8 @@ def loads(text: str) -> object:
         value, end = _scan(text, start)
     except StopIteration as stop:
         raise ValueError(f"no JSON value at character {stop.value}") from None
+    except SystemError:  # the scanner looks for its exception in `json.decoder`, and finds that it was never imported
+        raise ValueError("not JSON, or cut short") from None
     if text[end:].strip(_BLANKS):
         raise ValueError(f"more text after the JSON value, at character {end}")
     return value

@@ -169,16 +169,20 @@ class Lock:
     The kernel frees the lock of a holder that dies. After the limit the block runs without the lock: a holder that
     hangs in the driver costs everyone these seconds and no more. It runs without the lock, too, where there can be none
     because the folder cannot be written; `store` then says why.
+
+    Locks of another `name` are others: hooks queue for one of their own, so that only the first of a hundred starts an
+    interpreter that discovers, and that one can take the usual lock.
     """
 
-    def __init__(self, run_dir: str = RUN_DIR, limit_s: float = 10.0) -> None:
+    def __init__(self, run_dir: str = RUN_DIR, limit_s: float = 10.0, name: str = "lock") -> None:
         self._run_dir = run_dir
+        self._name = name
         self._limit_s = limit_s
         self._handle = -1
 
     def __enter__(self) -> None:
         try:
-            self._handle = _open_lock(self._run_dir)
+            self._handle = _open_lock(self._run_dir, self._name)
         except (OSError, ConfigError):
             return
         _wait_for_lock(self._handle, self._limit_s)
@@ -190,11 +194,11 @@ class Lock:
             os.close(self._handle)
 
 
-def _open_lock(run_dir: str) -> int:
+def _open_lock(run_dir: str, name: str) -> int:
     folder = _open_folder(run_dir, make=True)
     try:
         flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
-        return os.open("lock", flags, 0o600, dir_fd=folder)  # 0600: whoever can open it can hold it
+        return os.open(name, flags, 0o600, dir_fd=folder)  # 0600: whoever can open it can hold it
     finally:
         os.close(folder)
 

@@ -117,8 +117,11 @@ def _planned(request: Request, config: str) -> tuple[Settings, Inventory, Edits]
             return _plan_and_recheck(request, *cached)
         except StaleInventory:
             cache.discard(config)  # its stamp looks right, yet it is wrong
-    _refresh(config)
-    cached = cache.load(config)
+    with cache.Lock(name="hooks"):
+        cached = cache.load(config)
+        if cached is None:
+            _refresh(config)
+            cached = cache.load(config)
     if cached is None:
         raise DriverError(
             f"the inventory of this node is not to be had from {cache.cache_path(config)} right after it was written: "

@@ -115,9 +115,9 @@ class BareContainer:
             os._exit(0)
         os.close(writer)
         with os.fdopen(reader) as stream:
-            error, warnings = json.loads(stream.read())
+            told, warnings = json.loads(stream.read())
         os.waitpid(child, 0)
-        return error, tuple(warnings)
+        return told, tuple(warnings)
 
 
 def _forget(names: tuple[str, ...]) -> None:

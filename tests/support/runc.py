@@ -2,16 +2,27 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
+import re
+import shutil
+import signal
+import stat
 import subprocess
 import time
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
+from typing import NamedTuple
 
+from nvct.ldcache import parse
 from nvct.sim import bundle as bundles
+
+TREE = Path(__file__).resolve().parents[2]
+HOOK = TREE / "hooks/nvidia-container-runtime-hook"
+PYTHON = "/usr/bin/python3"
 
 # In a container: makes a node of its own and opens it, which is what a program does that wants a neighbour's GPU.
 OPEN_DEVICE = "rm -f /dev/probe; mknod /dev/probe c {major} {minor} && : < /dev/probe"
@@ -19,16 +30,22 @@ OPEN_DEVICE = "rm -f /dev/probe; mknod /dev/probe c {major} {minor} && : < /dev/
 # ENXIO: the node is allowed, and no driver is behind it. EPERM: the device cgroup denies it.
 ALLOWED, DENIED = "No such device or address", "Operation not permitted"
 
+# The loader's flags of a cache entry: x86-64, arm64, 32-bit x86 (glibc 2.36, sysdeps/generic/ldconfig.h).
+BITS = {0x0303: 64, 0x0A03: 64, 0x0003: 32}
+
 
 class StartFailed(Exception):
     """The runtime refused to start the container; the text is what it said."""
 
 
-class CgroupV2:
-    """A mount namespace in which /sys/fs/cgroup is the unified hierarchy: runc takes its v2 path there."""
+class Namespace:
+    """A mount namespace in which a shell script has mounted something. `prefix` is the command that enters it.
 
-    def __init__(self) -> None:
-        script = "mount -t cgroup2 none /sys/fs/cgroup && echo ready && exec sleep 3600"
+    What is mounted there is gone with it, whatever becomes of the test.
+    """
+
+    def __init__(self, script: str) -> None:
+        script = f"set -e; {script}\necho ready; exec sleep 3600"
         self._sleeper = subprocess.Popen(
             ["unshare", "-m", "--propagation", "private", "sh", "-c", script], stdout=subprocess.PIPE
         )
@@ -42,12 +59,57 @@ class CgroupV2:
         assert self._sleeper.stdout
         self._sleeper.stdout.close()
 
+    def __enter__(self) -> Namespace:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+class CgroupV2(Namespace):
+    """A mount namespace in which /sys/fs/cgroup is the unified hierarchy: runc takes its v2 path there."""
+
+    def __init__(self) -> None:
+        super().__init__("mount -t cgroup2 none /sys/fs/cgroup")
+
+
+class Entry(NamedTuple):
+    """One path of a root file system: `text` is a link's text, or the digest of a file's content."""
+
+    mode: int
+    size: int
+    text: str
+
+    @property
+    def is_link(self) -> bool:
+        return stat.S_ISLNK(self.mode)
+
+    @property
+    def is_folder(self) -> bool:
+        return stat.S_ISDIR(self.mode)
+
+    @property
+    def is_empty_file(self) -> bool:
+        return stat.S_ISREG(self.mode) and self.size == 0
+
+
+class Look(NamedTuple):
+    """What a container can do: the devices that its cgroup lets it open, and what nvidia-smi lists in it."""
+
+    opens: set[tuple[int, int]]
+    uuids: set[str]
+
 
 class RuncContainer:
     """A container whose program sleeps. `prefix` is a command that enters the namespace where runc is to run."""
 
-    def __init__(self, bundle: Path, prefix: Sequence[str] = ()) -> None:
+    def __init__(self, bundle: Path, family: str = "debian", prefix: Sequence[str] = ()) -> None:
         self.bundle = bundle
+        self.family = family
+        self.rootfs = Path(os.path.realpath(bundle / "rootfs"))
+        self.pid = 0
+        self.before = self.image()
+        self.names_before = self.loader_names()
         self.name = f"nvct-{uuid.uuid4().hex[:12]}"
         self._runc = [*prefix, "runc", "--root", str(bundle / "state")]
         log = bundle / "runc.log"
@@ -65,6 +127,11 @@ class RuncContainer:
         self.pid = int(json.loads(state.stdout)["pid"])
 
     def delete(self) -> None:
+        """End its program and remove it. Ended here, since runc waits a tenth of a second for that."""
+        if self.pid and _is_running(self.pid):
+            os.kill(self.pid, signal.SIGKILL)
+            while _is_running(self.pid):
+                time.sleep(0.001)
         subprocess.run([*self._runc, "delete", "-f", self.name], capture_output=True)
 
     @property
@@ -94,6 +161,34 @@ class RuncContainer:
         lines = Path(f"/proc/{self.pid}/mountinfo").read_text().splitlines()
         return {fields[4]: set(fields[5].split(",")) for fields in map(str.split, lines)}
 
+    def look(self, numbers: set[tuple[int, int]]) -> Look:
+        """Which of the devices it can open, and the UUIDs that nvidia-smi lists in it."""
+        asked = " ".join(f"{major}:{minor}" for major, minor in sorted(numbers))
+        said, _, listing = self.sh(f"/usr/bin/open_devices {asked}; echo ---; nvidia-smi -L").partition("---")
+        answers = dict(line.split(" ", 1) for line in said.splitlines())
+        if len(answers) != len(numbers) or not {"yes", "no"}.issuperset(answers.values()):
+            raise AssertionError(f"unexpected answers: {said}")
+        allowed = [number.split(":") for number, answer in answers.items() if answer == "yes"]
+        opens = {(int(major), int(minor)) for major, minor in allowed}
+        return Look(opens, set(re.findall(r"UUID: (\S+)\)", listing)))
+
+    def image(self) -> dict[str, Entry]:
+        """Every path of its root file system as it lies on the host, without what is mounted in the container."""
+        return read_tree(self.rootfs)
+
+    def loader_names(self) -> dict[tuple[str, int], str]:
+        """(name, bits) → path of every entry of its loader cache."""
+        try:
+            cache = parse((self.rootfs / "etc/ld.so.cache").read_bytes())
+        except FileNotFoundError:
+            return {}
+        return {(entry.name, BITS[entry.flags]): entry.path for entry in cache.entries}
+
+    def new_loader_names(self) -> dict[tuple[str, int], str]:
+        """Those that its image had not, or had otherwise."""
+        before = self.names_before
+        return {key: path for key, path in self.loader_names().items() if before.get(key) != path}
+
     def devices_v1(self) -> set[str]:
         """The rules of its device cgroup, v1."""
         for line in Path(f"/proc/{self.pid}/cgroup").read_text().splitlines():
@@ -103,10 +198,62 @@ class RuncContainer:
         raise AssertionError("no device cgroup v1")
 
 
-def hooks_of(node: Path) -> dict[str, list[dict[str, object]]]:
+def _is_running(pid: int) -> bool:
+    try:
+        status = Path(f"/proc/{pid}/stat").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    return status.rpartition(")")[2].split()[0] not in ("Z", "X")
+
+
+Hook = Mapping[str, object]
+
+
+# The fixture `start`: a node, the container's environment, and options of `runc_container`.
+Start = Callable[..., AbstractContextManager[RuncContainer]]
+
+
+def read_tree(root: Path) -> dict[str, Entry]:
+    """Every path below the folder, as seen from it; links are not followed."""
+    found = {}
+    for folder, folders, files in os.walk(root):
+        for name in folders + files:
+            path = os.path.join(folder, name)
+            status = os.lstat(path)
+            text, size = "", status.st_size
+            if stat.S_ISLNK(status.st_mode):
+                text = os.readlink(path)
+            elif stat.S_ISREG(status.st_mode):
+                text = hashlib.sha1(Path(path).read_bytes()).hexdigest()
+            elif stat.S_ISDIR(status.st_mode):
+                size = 0  # depends on the file system
+            found[path.removeprefix(str(root))] = Entry(status.st_mode, size, text)
+    return found
+
+
+def hooks_of(node: Path) -> dict[str, list[Hook]]:
     """What docker writes into config.json for --gpus: the node's hook, which plays the kernel and then calls nvct's."""
-    path = f"{node}/hooks/nvidia-container-runtime-hook"
+    path = f"{node}/hooks/{HOOK.name}"
     return {"prestart": [{"path": path, "args": [path, "prestart"]}]}
+
+
+def kernel_hook(node: Path) -> Hook:
+    """The kernel's part of a simulated node alone: /proc/driver."""
+    program = (
+        f"import sys; sys.path.insert(0, {str(TREE)!r}); from nvct.sim.kernel import run_hook; "
+        f"run_hook({str(node)!r}, '/bin/true', ['prestart'])"
+    )
+    return {"path": PYTHON, "args": [PYTHON, "-I", "-S", "-c", program]}
+
+
+def nvct_hook(node: Path, log: Path | None = None, under: Sequence[str] = (), env: Sequence[str] = ()) -> Hook:
+    """nvct's own hook alone. `log` gets its standard error, of which runtimes tell only when a hook fails; `under` is
+    a command that runs it, as strace.
+    """
+    command = [*under, str(HOOK), "--config", f"{node}/config.yaml", "prestart"]
+    if log:
+        command = ["/bin/sh", "-c", 'exec "$@" 2>>"$0"', str(log), *command]
+    return {"path": command[0], "args": command, "env": list(env)}
 
 
 @contextmanager
@@ -119,19 +266,31 @@ def runc_container(
     read_only: bool = False,
     prefix: Sequence[str] = (),
     rootfs: Path | None = None,
+    hooks: Sequence[Hook] | None = None,
+    programs: Path | None = None,
 ) -> Iterator[RuncContainer]:
-    """A running container on the simulated node `node`, in a new bundle below `folder` (or with a root that exists)."""
+    """A running container on the simulated node `node`, in a new bundle below `folder`, or with a root that exists.
+
+    `programs`: a folder of static programs that a new root gets in /usr/bin. Raises StartFailed.
+    """
     bundle = folder / f"bundle-{time.monotonic_ns()}"
     bundle.mkdir()
     if rootfs:
         os.symlink(rootfs, bundle / "rootfs")
     else:
-        bundles.make_rootfs(bundle / "rootfs", family, loader_cache)
-    spec = bundles.config(["/usr/bin/sleep", "600"], env, hooks_of(node), read_only)
+        make_root(bundle / "rootfs", family, loader_cache, programs)
+    stages = {"prestart": hooks} if hooks is not None else hooks_of(node)
+    spec = bundles.config(["/usr/bin/sleep", "600"], env, stages, read_only)
     spec["root"]["path"] = os.path.realpath(bundle / "rootfs")  # type: ignore[index]
     bundles.write_config(bundle, spec)
-    container = RuncContainer(bundle, prefix)
+    container = RuncContainer(bundle, family, prefix)
     try:
         yield container
     finally:
         container.delete()
+
+
+def make_root(rootfs: Path, family: str, loader_cache: bool, programs: Path | None) -> None:
+    bundles.make_rootfs(rootfs, family, loader_cache)
+    for program in programs.iterdir() if programs else ():
+        shutil.copy(program, rootfs / "usr/bin")

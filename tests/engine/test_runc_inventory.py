@@ -1,0 +1,265 @@
+"""The hook and its kept inventory: made once when it is missing, and never believed when the node has changed."""
+
+from __future__ import annotations
+
+import json
+import os
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+import yaml
+
+from nvct import settings
+from nvct.node.cache import stamp
+from nvct.record import replace
+from nvct.sim.node import spec_from_profile
+from nvct.sim.spec import NvmlBehaviour
+from tests.support.expect import NOTHING, seen, wanted
+from tests.support.nodes import GpuFacts, MigFacts, SimNode
+from tests.support.runc import RuncContainer, Start, StartFailed, kernel_hook, nvct_hook
+from tests.support.watch import Opens
+
+pytestmark = pytest.mark.engine
+
+GPU_2 = {"NVIDIA_VISIBLE_DEVICES": "2"}
+STATE = "proc/driver/nvct-sim"
+
+
+def nvml_starts(node: SimNode) -> Opens:
+    """The simulated NVML reads this file each time it is initialised."""
+    return Opens(node.path / STATE / "node")
+
+
+def refusal(start: Start, node: SimNode, env: dict[str, str], log: Path) -> str:
+    """The one line that the hook says when it does not start the container."""
+    log.unlink(missing_ok=True)
+    hooks = [kernel_hook(node.path), nvct_hook(node.path, log)]
+    with pytest.raises(StartFailed), start(node, env, hooks=hooks):
+        pass
+    (line,) = log.read_text().splitlines()
+    return line
+
+
+def test_the_first_start_discovers_and_the_next_does_not(own_dgx: SimNode, start: Start) -> None:
+    assert not own_dgx.cache.exists()
+    with nvml_starts(own_dgx) as opens:
+        with start(own_dgx, {}):
+            pass
+        assert opens.count() == 0  # it asks for nothing
+        assert not own_dgx.cache.exists()
+        with start(own_dgx, GPU_2):
+            assert own_dgx.cache.exists()
+            assert opens.count() > 0
+        with start(own_dgx, GPU_2) as container:
+            assert opens.count() == 0
+            assert seen(container, own_dgx) == wanted(own_dgx, ["2"])
+    status = own_dgx.cache.stat()
+    assert (status.st_uid, status.st_mode & 0o777) == (0, 0o644)
+
+
+def test_a_hundred_starts_at_once_initialise_nvml_once(own_dgx: SimNode, start: Start) -> None:
+    """On a node whose NVML takes half a second, as many do, so that all of them come while the first one waits."""
+    own_dgx.make(replace(own_dgx.spec, nvml=NvmlBehaviour(delay_s=0.5)))
+    with nvml_starts(own_dgx) as opens, ExitStack() as running:
+        with start(own_dgx, GPU_2):
+            pass
+        once = opens.count()
+        assert once > 0
+        own_dgx.forget()
+
+        def start_one(number: int) -> RuncContainer:
+            devices = {"NVIDIA_VISIBLE_DEVICES": f"0:{number % 7},{2 + number % 6}"}
+            return running.enter_context(start(own_dgx, devices, family="busybox"))
+
+        with ThreadPoolExecutor(100) as pool:
+            containers = list(pool.map(start_one, range(100)))
+        assert opens.count() == once
+        for number, container in enumerate(containers):
+            gpus = {str(path.name) for path in (container.root / "dev").glob("nvidia[0-9]*")}
+            other = own_dgx.gpus[str(2 + number % 6)].minor
+            assert gpus == {"nvidia1", f"nvidia{other}"}
+            caps = {path.name for path in (container.root / "dev/nvidia-caps").iterdir()}
+            mig = own_dgx.mig[f"0:{number % 7}"]
+            assert caps == {f"nvidia-cap{mig.gi_minor}", f"nvidia-cap{mig.ci_minor}"}
+
+
+def test_another_mig_layout(own_dgx: SimNode, start: Start, tmp_path: Path) -> None:
+    """`0:1` and a UUID of the old layout: the first is now another device, the second is none."""
+    log = tmp_path / "log"
+    with start(own_dgx, {"NVIDIA_VISIBLE_DEVICES": "0:1"}) as container:
+        assert seen(container, own_dgx) == wanted(own_dgx, ["0:1"])
+    old_uuid = own_dgx.mig["0:1"].uuid
+    own_dgx.make(spec_from_profile("dgx-a100", mig={0: ("3g.20gb", "3g.20gb")}))
+    own_dgx.mig = {  # of GPU minor 1, so 138 and on; the two instances are number 1 and 2
+        "0:0": MigFacts("MIG-" + "0" * 8, "0", 1, 0, 147, 148),
+        "0:1": MigFacts("MIG-" + "0" * 8, "0", 2, 0, 156, 157),
+    }
+    with start(own_dgx, {"NVIDIA_VISIBLE_DEVICES": "0:1"}) as container:
+        found, expected = seen(container, own_dgx), wanted(own_dgx, ["0:1"])
+        for what in ("nodes", "opens", "proc", "mounts"):
+            assert found[what] == expected[what]
+        assert old_uuid not in found["sees"]
+    line = refusal(start, own_dgx, {"NVIDIA_VISIBLE_DEVICES": old_uuid}, log)
+    assert line.startswith(f"nvct: `{old_uuid}` in env NVIDIA_VISIBLE_DEVICES: ")
+    line = refusal(start, own_dgx, {"NVIDIA_VISIBLE_DEVICES": "0:2"}, log)
+    assert line.startswith("nvct: `0:2` in env NVIDIA_VISIBLE_DEVICES: ")
+
+
+def test_a_mig_device_destroyed_while_the_node_is_up(own_dgx: SimNode, start: Start, tmp_path: Path) -> None:
+    with start(own_dgx, {"NVIDIA_VISIBLE_DEVICES": "0:1"}):
+        pass
+    gone = own_dgx.mig["0:1"]
+    remove_mig_device(own_dgx, gone)
+    line = refusal(start, own_dgx, {"NVIDIA_VISIBLE_DEVICES": gone.uuid}, tmp_path / "log")
+    assert f"`{gone.uuid}`" in line
+    with start(own_dgx, {"NVIDIA_VISIBLE_DEVICES": "0:1"}) as container:  # the next one has moved up
+        assert seen(container, own_dgx) == wanted(own_dgx, ["0:2"])
+
+
+def remove_mig_device(node: SimNode, mig: MigFacts) -> None:
+    gpu = node.gpus[mig.gpu]
+    folder = node.path / f"proc/driver/nvidia/capabilities/gpu{gpu.minor}/mig/gi{mig.gi}"
+    (folder / f"ci{mig.ci}/access").unlink()
+    (folder / f"ci{mig.ci}").rmdir()
+    (folder / "access").unlink()
+    folder.rmdir()
+    state = node.path / STATE / f"gpu.{mig.gpu}"
+    lines = state.read_text().splitlines(keepends=True)
+    gone = (f"mig.gi {mig.gi} ", f"mig.ci {mig.gi} ")
+    state.write_text("".join(line for line in lines if not line.startswith(gone)))
+
+
+@pytest.mark.parametrize("when", ["before", "meanwhile"])
+def test_a_capability_that_has_got_another_minor(own_dgx: SimNode, start: Start, when: str) -> None:
+    """What the cache says of 0:1 is now 0:2's: the two have changed their minors."""
+    env = {"NVIDIA_VISIBLE_DEVICES": "0:1"}
+    with start(own_dgx, env):
+        pass
+    one, two = own_dgx.mig["0:1"], own_dgx.mig["0:2"]
+    for mig, other in ((one, two), (two, one)):
+        folder = own_dgx.path / f"proc/driver/nvidia/capabilities/gpu1/mig/gi{mig.gi}"
+        for access, minor in (("access", other.gi_minor), ("ci0/access", other.ci_minor)):
+            text = (folder / access).read_text()
+            (folder / access).write_text(f"DeviceFileMinor: {minor}\n" + text.split("\n", 1)[1])
+    own_dgx.mig = {"0:1": one._replace(gi_minor=two.gi_minor, ci_minor=two.ci_minor)}
+    if when == "meanwhile":
+        renew_stamp(own_dgx)
+    with start(own_dgx, env) as container:
+        found, expected = seen(container, own_dgx), wanted(own_dgx, ["0:1"])
+        for what in ("nodes", "opens", "proc", "mounts"):
+            assert found[what] == expected[what]
+
+
+def renew_stamp(node: SimNode) -> None:
+    """As if the node had changed just after a hook had found its inventory fresh: only the last look can tell."""
+    kept = json.loads(node.cache.read_text())
+    kept["stamp"] = stamp(str(node.config), settings.load(str(node.config)))
+    node.cache.write_text(json.dumps(kept))
+
+
+@pytest.mark.parametrize("when", ["before", "meanwhile"])
+def test_gpus_that_have_changed_their_minors(own_dgx: SimNode, start: Start, when: str) -> None:
+    two, three = own_dgx.gpus["2"], own_dgx.gpus["3"]
+    with start(own_dgx, {"NVIDIA_VISIBLE_DEVICES": two.uuid}) as container:
+        assert seen(container, own_dgx) == wanted(own_dgx, ["2"])
+    for index, gpu, minor in (("2", two, three.minor), ("3", three, two.minor)):
+        information = own_dgx.path / f"proc/driver/nvidia/gpus/{gpu.bus}/information"
+        change(information, f"Device Minor: \t {gpu.minor}\n", f"Device Minor: \t {minor}\n")
+        change(own_dgx.path / STATE / f"gpu.{index}", f"\nminor {gpu.minor}\n", f"\nminor {minor}\n")
+    own_dgx.gpus = {**own_dgx.gpus, "2": GpuFacts(two.uuid, three.minor, two.bus)}
+    if when == "meanwhile":
+        renew_stamp(own_dgx)
+    with start(own_dgx, {"NVIDIA_VISIBLE_DEVICES": two.uuid}) as container:
+        assert seen(container, own_dgx) == wanted(own_dgx, ["2"])
+        assert (container.root / f"dev/nvidia{three.minor}").exists()
+
+
+def change(path: Path, old: str, new: str) -> None:
+    text = path.read_text()
+    assert text.count(old) == 1
+    path.write_text(text.replace(old, new))
+
+
+@pytest.mark.parametrize("when", ["before", "meanwhile"])
+def test_majors_that_have_changed(own_dgx: SimNode, start: Start, when: str) -> None:
+    """nvidia-uvm was loaded again and has got another number."""
+    with start(own_dgx, GPU_2):
+        pass
+    old = own_dgx.majors["nvidia-uvm"]
+    new = min(set(range(400, 500)) - set(own_dgx.majors.values()))
+    change(own_dgx.path / "proc/devices", f"{old} nvidia-uvm\n", f"{new} nvidia-uvm\n")
+    for minor, name in enumerate(("nvidia-uvm", "nvidia-uvm-tools")):
+        node = own_dgx.path / "dev" / name
+        node.unlink()
+        os.mknod(node, 0o020666, os.makedev(new, minor))
+    if when == "meanwhile":
+        renew_stamp(own_dgx)
+    with start(own_dgx, GPU_2) as container:
+        expected = wanted(own_dgx, ["2"])
+        assert expected["nodes"]["/dev/nvidia-uvm"] == (new, 0)
+        assert seen(container, own_dgx) == expected
+        assert not container.opens(old, 0)
+
+
+def test_settings_that_have_changed(own_dgx: SimNode, start: Start, tmp_path: Path) -> None:
+    env = {**GPU_2, "NVIDIA_DRIVER_CAPABILITIES": "compute"}
+    with start(own_dgx, env):
+        pass
+    chosen = yaml.safe_load(own_dgx.config.read_text())
+    own_dgx.config.write_text(yaml.safe_dump({**chosen, "supported_capabilities": ["utility"]}))
+    assert "`compute` in env NVIDIA_DRIVER_CAPABILITIES" in refusal(start, own_dgx, env, tmp_path / "log")
+    own_dgx.config.chmod(0o666)
+    line = refusal(start, own_dgx, env, tmp_path / "log")
+    assert str(own_dgx.config) in line
+    assert "0666" in line
+
+
+@pytest.mark.parametrize("fault", ["writable", "foreign", "link", "damaged", "truncated"])
+def test_an_inventory_that_others_could_have_written(
+    own_dgx: SimNode, start: Start, tmp_path: Path, fault: str
+) -> None:
+    """A forged inventory would hand out GPU 3 for GPU 2."""
+    with start(own_dgx, GPU_2):
+        pass
+    two, three = own_dgx.gpus["2"].uuid, own_dgx.gpus["3"].uuid
+    text = own_dgx.cache.read_text()
+    forged = text.replace(two, "other").replace(three, two).replace("other", three)
+    if fault == "damaged":
+        forged = forged.replace('"inventory": {', '"inventory": {"x": 1, ')
+    if fault == "truncated":
+        forged = forged[: len(forged) // 2]
+    own_dgx.cache.write_text(forged)
+    if fault == "writable":
+        own_dgx.cache.chmod(0o666)
+    if fault == "foreign":
+        os.chown(own_dgx.cache, 65534, 65534)
+    if fault == "link":
+        own_dgx.cache.rename(tmp_path / "forged")
+        own_dgx.cache.symlink_to(tmp_path / "forged")
+    with start(own_dgx, GPU_2) as container:
+        assert seen(container, own_dgx) == wanted(own_dgx, ["2"])
+    status = own_dgx.cache.lstat()
+    assert (status.st_uid, status.st_mode) == (0, 0o100644)
+
+
+def test_a_node_without_its_driver(own_dgx: SimNode, start: Start, tmp_path: Path) -> None:
+    """The module was unloaded after a start: a container that asks for a GPU is refused, another one starts."""
+    with start(own_dgx, GPU_2):
+        pass
+    (own_dgx.path / "proc/driver/nvidia/version").unlink()
+    line = refusal(start, own_dgx, GPU_2, tmp_path / "log")
+    assert line.startswith("nvct: ")
+    assert "proc/driver/nvidia" in line
+    with start(own_dgx, {}) as container:
+        assert seen(container, own_dgx) == NOTHING
+
+
+@pytest.mark.parametrize("answer", ["driver_not_loaded", "version_mismatch", "no_permission"])
+def test_an_nvml_that_fails(own_dgx: SimNode, start: Start, tmp_path: Path, answer: str) -> None:
+    own_dgx.make(replace(own_dgx.spec, nvml=NvmlBehaviour(init=answer)))
+    line = refusal(start, own_dgx, GPU_2, tmp_path / "log")
+    assert line.startswith("nvct: ")
+    assert len(line) > 40
+    assert not own_dgx.cache.exists()
