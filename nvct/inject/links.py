@@ -72,9 +72,9 @@ def remove_stale(stale: tuple[StaleName, ...], wanted: set[str], root: ConfinedR
     """Remove what starts under another driver version left: see model.StaleName. `wanted` are the paths of these
     edits.
     """
-    prefixes: dict[str, list[str]] = {}
+    prefixes: dict[str, tuple[str, ...]] = {}
     for leftover in stale:
-        prefixes.setdefault(leftover.folder, []).append(leftover.prefix)
+        prefixes[leftover.folder] = (*prefixes.get(leftover.folder, ()), leftover.prefix)
     links = []
     for folder, beginnings in prefixes.items():
         try:
@@ -82,8 +82,10 @@ def remove_stale(stale: tuple[StaleName, ...], wanted: set[str], root: ConfinedR
         except (FileNotFoundError, NotADirectoryError):
             continue
         for name in os.listdir(descriptor):
+            if not name.startswith(beginnings):
+                continue
             path = f"{folder}/{name}"
-            if not name.startswith(tuple(beginnings)) or path in wanted:
+            if path in wanted:
                 continue
             status = os.stat(name, dir_fd=descriptor, follow_symlinks=False)
             if S_ISLNK(status.st_mode):

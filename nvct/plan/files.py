@@ -47,6 +47,30 @@ _ESSENTIAL = (
     ("video", "libnvcuvid.so"),
 )
 
+# What an earlier start left can be of a driver that had other files than this one, or of other capabilities, so it is
+# looked for by these beginnings of names, which cover every file of any driver version.
+_LIBRARY_STEMS = (
+    "libnvidia-",
+    "libcuda.so",
+    "libcudadebugger.so",
+    "libnvcuvid.so",
+    "libnvoptix.so",
+    "libGLX_nvidia.so",
+    "libGLX_indirect.so",
+    "libEGL_nvidia.so",
+    "libGLESv2_nvidia.so",
+    "libGLESv1_CM_nvidia.so",
+)
+_VDPAU_STEM = "libvdpau_nvidia.so"
+_OTHER_LEFTOVERS = (
+    StaleName(_FIRMWARE_FOLDER, ""),
+    StaleName("/usr/bin", "nvidia-"),
+    StaleName("/usr/bin", "nv-fabricmanager"),
+    # The sockets' places only, not the folders: those of the host are often mounted into containers as a whole.
+    StaleName("/run/nvidia-persistenced", "socket"),
+    StaleName("/run/nvidia-fabricmanager", "socket"),
+)
+
 
 @record
 class Files:
@@ -68,7 +92,6 @@ def driver_files(inventory: Inventory, container: ContainerRoot, capabilities: t
     mounts: dict[str, MountEdit] = {}
     links: dict[str, LinkEdit] = {}
     cache: dict[tuple[str, int], CacheEdit] = {}
-    stale: dict[StaleName, None] = {}
     warnings = _lacking(inventory, capabilities)
     classes = library_classes(capabilities)
     for file in inventory.files:
@@ -84,10 +107,9 @@ def driver_files(inventory: Inventory, container: ContainerRoot, capabilities: t
             folder = _parent(mount.target)
             bits = 64 if file.kind == LIBRARY else 32
             _add_names(file, folder, bits, why, links, cache)
-            stale[StaleName(folder, _stem(file))] = None
-        elif file.kind == FIRMWARE:
-            stale[StaleName(_FIRMWARE_FOLDER, "")] = None
-    return Files(tuple(mounts.values()), tuple(links.values()), tuple(cache.values()), tuple(stale), tuple(warnings))
+    return Files(
+        tuple(mounts.values()), tuple(links.values()), tuple(cache.values()), _leftovers(folders), tuple(warnings)
+    )
 
 
 def _library_folders(architecture: str, container: ContainerRoot) -> dict[str, str]:
@@ -166,13 +188,10 @@ def _names(file: DriverFile) -> list[tuple[str, str]]:
     return names
 
 
-def _stem(file: DriverFile) -> str:
-    """What the names of this library begin with, in any driver version.
-
-    The many libnvidia- libraries share one stem, so that one which a newer driver no longer has is found as well.
-    """
-    name = _name(file.path)
-    return "libnvidia-" if name.startswith("libnvidia-") else name.partition(".so")[0] + ".so"
+def _leftovers(folders: dict[str, str]) -> tuple[StaleName, ...]:
+    libraries = [StaleName(folder, stem) for folder in folders.values() for stem in _LIBRARY_STEMS]
+    vdpau = [StaleName(f"{folder}/vdpau", _VDPAU_STEM) for folder in folders.values()]
+    return (*libraries, *vdpau, *_OTHER_LEFTOVERS)
 
 
 def _lacking(inventory: Inventory, capabilities: tuple[str, ...]) -> list[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -223,6 +224,49 @@ def test_what_an_earlier_driver_left_is_removed(host: Path, rootfs: Path, kernel
         assert os.listdir(container.root / "lib/firmware/nvidia") == ["550.1"]
         cache = parse((container.root / "etc/ld.so.cache").read_bytes())
         assert [(entry.name, entry.path) for entry in cache.entries] == [("libcuda.so.1", f"{LIB}/libcuda.so.1")]
+
+
+def test_links_go_with_the_files_that_they_lead_to(host: Path, rootfs: Path) -> None:
+    """Chains of links, in whichever order the folder lists them."""
+    for number in range(8):
+        (rootfs / f"usr/lib64/libcuda.so.470.{number}").touch()
+        (rootfs / f"usr/lib64/libcuda.so.x{number}").symlink_to(f"libcuda.so.470.{number}")
+        (rootfs / f"usr/lib64/libcuda.so.0{number}").symlink_to(f"libcuda.so.x{number}")
+    with BareContainer(rootfs, host / "driver") as container:
+        assert container.inject(Edits(stale=(StaleName(LIB, "libcuda.so"),))) == ("", ())
+        assert os.listdir(container.root / "usr/lib64") == []
+
+
+def test_volumes_in_the_place_of_leftovers_stay(host: Path, rootfs: Path, tmp_path: Path) -> None:
+    volume = tmp_path / "volume"
+    volume.mkdir()
+    (volume / "empty").touch()
+    (rootfs / "lib/firmware/nvidia/470.9").mkdir(parents=True)
+    (rootfs / "usr/lib64/libcuda.so.470.9").touch()
+    with BareContainer(rootfs, host / "driver") as container:
+        for source, target in (
+            (volume, "lib/firmware/nvidia/470.9"),
+            (volume / "empty", "usr/lib64/libcuda.so.470.9"),
+        ):
+            subprocess.run(
+                ["nsenter", "-t", str(container.pid), "-m", "mount", "--bind", source, rootfs / target], check=True
+            )
+        mounts = container.mounts()
+        stale = (StaleName("/lib/firmware/nvidia", ""), StaleName(LIB, "libcuda.so"))
+        assert container.inject(Edits(stale=stale)) == ("", ())
+        assert container.mounts() == mounts
+        assert os.listdir(volume) == ["empty"]
+
+
+def test_leftovers_on_a_read_only_root_hinder_nobody(host: Path, rootfs: Path) -> None:
+    (rootfs / "usr/lib64/libcuda.so.470.9").touch()
+    (rootfs / "usr/lib64/libcuda.so.0").symlink_to("nowhere")
+    (rootfs / "lib/firmware/nvidia/470.9").mkdir(parents=True)
+    stale = (StaleName("/lib/firmware/nvidia", ""), StaleName(LIB, "libcuda.so"))
+    with BareContainer(rootfs, host / "driver", read_only=True) as container:
+        tree = container.tree()
+        assert container.inject(Edits(stale=stale)) == ("", ())
+        assert container.tree() == tree
 
 
 def test_a_read_only_root_lists_what_it_lacks(host: Path, rootfs: Path) -> None:

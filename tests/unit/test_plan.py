@@ -31,8 +31,8 @@ from nvct.model import (
     MountEdit,
     Request,
     Roots,
-    StaleName,
 )
+from nvct.node import catalog
 from nvct.plan import plan, resolve
 from nvct.record import replace
 from nvct.request import request_from_env
@@ -555,16 +555,19 @@ def test_of_two_files_for_one_place_the_first_is_taken() -> None:
     assert f"/run/nvidia/driver/opt/libcuda.so.{VERSION} is left out" in warning
 
 
-def test_leftovers_of_other_drivers_are_looked_for() -> None:
-    assert edits("2", "all").stale == (
-        StaleName(LIB, "libnvidia-"),
-        StaleName(LIB, "libcuda.so"),
-        StaleName("/usr/lib/i386-linux-gnu", "libcuda.so"),
-        StaleName(LIB, "libnvcuvid.so"),
-        StaleName(f"{LIB}/vdpau", "libvdpau_nvidia.so"),
-        StaleName(LIB, "libGLX_nvidia.so"),
-        StaleName("/lib/firmware/nvidia", ""),
-    )
+@pytest.mark.parametrize("capabilities", ["utility", "all"])
+@pytest.mark.parametrize("files", [FILES, ()], ids=["with files", "without"])
+def test_leftovers_of_every_other_driver_are_looked_for(capabilities: str, files: tuple[DriverFile, ...]) -> None:
+    stale = edits("2", capabilities, replace(NODE, files=files)).stale
+    names = [(f"{LIB}/vdpau" if "vdpau" in library.stem else LIB, library.stem) for library in catalog.LIBRARIES]
+    names += [("/usr/lib/i386-linux-gnu", "libcuda.so"), (LIB, "libGLX_indirect.so.0")]
+    names += [("/usr/bin", program.name) for program in catalog.PROGRAMS]
+    names += [("/run/nvidia-persistenced", "socket"), ("/run/nvidia-fabricmanager", "socket")]
+    names += [("/lib/firmware/nvidia", "535.183.06")]
+    for folder, name in names:
+        assert any(name.startswith(one.prefix) for one in stale if one.folder == folder), (folder, name)
+    for folder, name in [(LIB, "libc.so.6"), (LIB, "libcudart.so.12"), ("/usr/bin", "nano")]:
+        assert not any(name.startswith(one.prefix) for one in stale if one.folder == folder), (folder, name)
 
 
 # Whatever is asked
