@@ -20,7 +20,6 @@ FIRMWARE = "firmware"
 SOCKET = "socket"
 
 
-
 @record
 class MigDevice:
     """One compute instance of one GPU instance: what CUDA sees as a device.

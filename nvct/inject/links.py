@@ -70,7 +70,7 @@ def replace_link(parent: int, name: str, text: str) -> None:
 
 def remove_stale(stale: tuple[StaleName, ...], wanted: set[str], root: ConfinedRoot, ledger: Ledger) -> None:
     """Remove what starts under another driver version left: see model.StaleName. `wanted` are the paths of these
-    edits.
+    edits. Only the container's own file system is searched: in a volume, what looks like a leftover is the user's.
     """
     prefixes: dict[str, tuple[str, ...]] = {}
     for leftover in stale:
@@ -78,8 +78,10 @@ def remove_stale(stale: tuple[StaleName, ...], wanted: set[str], root: ConfinedR
     links = []
     for folder, beginnings in prefixes.items():
         try:
-            descriptor = root.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-        except (FileNotFoundError, NotADirectoryError):
+            descriptor = root.open(folder, os.O_RDONLY | os.O_DIRECTORY, same_mount=True)
+        except OSError as error:
+            if error.errno not in (errno.ENOENT, errno.ENOTDIR, errno.EXDEV):
+                raise
             continue
         for name in os.listdir(descriptor):
             if not name.startswith(beginnings):

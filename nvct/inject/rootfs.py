@@ -48,26 +48,28 @@ class ConfinedRoot:
         os.close(self.descriptor)
         os.close(self.own_descriptors)
 
-    def open(self, path: str, flags: int = os.O_PATH) -> int:
+    def open(self, path: str, flags: int = os.O_PATH, same_mount: bool = False) -> int:
         """A descriptor of what stands at `path`, links followed inside the root (the last one not with O_NOFOLLOW).
 
         Magic links, such as those in /proc/<pid>/fd, lead out of every root and are refused with ELOOP. Creates
-        nothing.
+        nothing. With `same_mount` the way may not lead onto another mount, such as a volume of the user's: EXDEV.
         """
         if self._kernel_resolves:
             try:
-                return self._open_by_kernel(path, flags)
+                return self._open_by_kernel(path, flags, same_mount)
             except OSError as error:
                 if error.errno != errno.ENOSYS:
                     raise
                 self._kernel_resolves = False
         try:
-            return self._open_by_walk(path, flags)
+            return self._open_by_walk(path, flags, same_mount)
         except OSError as error:
             raise OSError(error.errno, os.strerror(error.errno or 0), path) from None
 
-    def _open_by_kernel(self, path: str, flags: int) -> int:
+    def _open_by_kernel(self, path: str, flags: int, same_mount: bool) -> int:
         resolve = syscalls.RESOLVE_IN_ROOT | syscalls.RESOLVE_NO_MAGICLINKS
+        if same_mount:
+            resolve |= syscalls.RESOLVE_NO_XDEV
         while True:
             try:
                 return syscalls.openat2(self.descriptor, path, flags, 0, resolve)
@@ -76,8 +78,11 @@ class ConfinedRoot:
                 if error.errno != errno.EAGAIN:
                     raise
 
-    def _open_by_walk(self, path: str, flags: int) -> int:
-        """What `_open_by_kernel` does, a component at a time, for kernels before 5.6."""
+    def _open_by_walk(self, path: str, flags: int, same_mount: bool) -> int:
+        """What `_open_by_kernel` does, a component at a time, for kernels before 5.6.
+
+        It tells mounts apart by their devices, so a volume of the root's own file system passes for the same mount.
+        """
         trail = [os.dup(self.descriptor)]  # from the root to where we are; `..` steps back along it
         pending = path.split("/")
         links = 0
@@ -90,7 +95,10 @@ class ConfinedRoot:
                     continue
                 found = os.open(name, _ANCHOR | os.O_NOFOLLOW, dir_fd=trail[-1])
                 trail.append(found)
-                mode = os.fstat(found).st_mode
+                status = os.fstat(found)
+                mode = status.st_mode
+                if same_mount and status.st_dev != os.fstat(self.descriptor).st_dev:
+                    raise OSError(errno.EXDEV, "another mount")
                 if pending and not S_ISDIR(mode) and not S_ISLNK(mode):
                     raise OSError(errno.ENOTDIR, "not a folder")
                 if not S_ISLNK(mode) or (flags & os.O_NOFOLLOW and not pending):

@@ -258,6 +258,23 @@ def test_volumes_in_the_place_of_leftovers_stay(host: Path, rootfs: Path, tmp_pa
         assert os.listdir(volume) == ["empty"]
 
 
+@pytest.mark.parametrize("kernel", ["today", "5.11"])
+def test_nothing_is_removed_from_a_volume_that_holds_the_libraries(
+    host: Path, rootfs: Path, tmp_path: Path, kernel: str
+) -> None:
+    """`docker run -v /usr/lib64:/usr/lib64`: an empty file there is the host's, whatever its name."""
+    volume = tmp_path / "volume"
+    volume.mkdir()
+    (volume / "libcuda.so.470.9").touch()
+    (volume / "libcuda.so").symlink_to("nowhere")
+    with BareContainer(rootfs, host / "driver") as container:
+        subprocess.run(
+            ["nsenter", "-t", str(container.pid), "-m", "mount", "--bind", volume, rootfs / "usr/lib64"], check=True
+        )
+        assert container.inject(Edits(stale=(StaleName(LIB, "libcuda.so"),)), kernel) == ("", ())
+    assert sorted(os.listdir(volume)) == ["libcuda.so", "libcuda.so.470.9"]
+
+
 def test_leftovers_on_a_read_only_root_hinder_nobody(host: Path, rootfs: Path) -> None:
     (rootfs / "usr/lib64/libcuda.so.470.9").touch()
     (rootfs / "usr/lib64/libcuda.so.0").symlink_to("nowhere")
