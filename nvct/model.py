@@ -18,6 +18,12 @@ LIBRARY32 = "library32"
 BINARY = "binary"
 FIRMWARE = "firmware"
 SOCKET = "socket"
+CONFIG = "config"
+MODULE = "module"
+
+# Kinds of nodes: the usual driver, and the Windows Subsystem for Linux, whose driver is the Windows one behind /dev/dxg.
+NATIVE = "native"
+WSL = "wsl"
 
 
 
@@ -44,7 +50,7 @@ class Gpu:
     """One physical GPU. `bus_id` is NVML's form, 8 hex digits of PCI domain: `00000000:07:00.0`.
 
     `minor` numbers its node (/dev/nvidia<minor>) and its capability folder (gpu<minor>); `index` is NVML's order.
-    They are often equal and must never be taken for one another.
+    They are often equal and must never be taken for one another. `drm_nodes` are /dev/dri/card<N> and renderD<N>.
     """
 
     index: int
@@ -57,6 +63,7 @@ class Gpu:
     memory_mib: int
     mig_enabled: bool = False
     mig_devices: tuple[MigDevice, ...] = ()
+    drm_nodes: tuple[DeviceNode, ...] = ()
 
     @property
     def proc_name(self) -> str:
@@ -69,7 +76,8 @@ class Gpu:
 class DriverFile:
     """One file of the driver.
 
-    `kind` is LIBRARY, LIBRARY32, BINARY, FIRMWARE or SOCKET. `capability` is the driver capability that brings it
+    `kind` is LIBRARY, LIBRARY32, BINARY, FIRMWARE, SOCKET, CONFIG (an ICD or application profile: `target` says where
+    programs look for it) or MODULE (of an X server). `capability` is the driver capability that brings it
     (utility, compute, video, graphics, ngx); compat32 is no class of its own but admits the kind LIBRARY32. `path` has
     its links resolved inside the driver root. `soname` and `links` are of libraries only: DT_SONAME, and the
     unversioned development name (`libcuda.so`) where the host has it.
@@ -80,11 +88,12 @@ class DriverFile:
     path: str
     soname: str = ""
     links: tuple[str, ...] = ()
+    target: str = ""
 
 
 @record
 class DeviceNode:
-    """A device node that is not one GPU's: nvidiactl, nvidia-uvm, nvidia-uvm-tools, nvidia-modeset."""
+    """A character device by its path in the container."""
 
     path: str
     major: int
@@ -108,7 +117,9 @@ class Inventory:
     """Everything that this node has for GPU containers.
 
     `majors` are the lines of /proc/devices whose name begins with "nvidia": name to number. `nodes` are the control
-    nodes that exist. `missing` says, a sentence each, what a complete driver would have and this node has not.
+    nodes that exist: nvidiactl, nvidia-uvm, nvidia-uvm-tools, nvidia-modeset. `extra_nodes` are those that a container
+    gets only when it asks by name: gds, mofed, gdrcopy, nvswitch, imex. `mig_minors` are the two capabilities that no
+    MIG device has: config and monitor. `kind` is NATIVE or WSL. `missing` says, a sentence each, what a complete driver would have and this node has not.
     `architecture` is the machine's (`x86_64`, `aarch64`). `cuda_version` is the newest CUDA of the driver: "12.4".
     """
 
@@ -121,6 +132,9 @@ class Inventory:
     nodes: tuple[DeviceNode, ...] = ()
     files: tuple[DriverFile, ...] = ()
     missing: tuple[str, ...] = ()
+    extra_nodes: dict[str, tuple[DeviceNode, ...]] = {}
+    mig_minors: dict[str, int] = {}
+    kind: str = NATIVE
 
 
 @record
@@ -134,6 +148,14 @@ class ContainerRoot:
     debian: bool = True
     lib32: bool = False
     lib_is_lib64: bool = False
+
+
+@record
+class Ask:
+    """Values asked for in one place. `source` names it in words for messages: "env NVIDIA_VISIBLE_DEVICES"."""
+
+    source: str
+    tokens: tuple[str, ...]
 
 
 @record
@@ -216,6 +238,24 @@ class ProcEdit:
 
 
 @record
+class FileEdit:
+    """A small file that nvct writes in the container, `mode` in octal as a number. Optional: a failure is a warning."""
+
+    path: str
+    content: str
+    mode: int
+    why: str
+
+
+@record
+class LeftOut:
+    """Something that the container might have expected and does not get."""
+
+    what: str
+    why: str
+
+
+@record
 class StaleName:
     """Names that an earlier start under another driver version may have left in a stopped container.
 
@@ -236,6 +276,8 @@ class Edits:
     links: tuple[LinkEdit, ...] = ()
     loader_cache: tuple[CacheEdit, ...] = ()
     proc: ProcEdit | None = None
+    files: tuple[FileEdit, ...] = ()
+    left_out: tuple[LeftOut, ...] = ()
     env: dict[str, str] = {}
     stale: tuple[StaleName, ...] = ()
     warnings: tuple[str, ...] = ()
