@@ -21,10 +21,10 @@ SOCKET = "socket"
 CONFIG = "config"
 MODULE = "module"
 
-# Kinds of nodes: the usual driver, and the Windows Subsystem for Linux, whose driver is the Windows one behind /dev/dxg.
+# Kinds of nodes: the usual driver, and the Windows Subsystem for Linux, whose driver is the Windows one behind
+# /dev/dxg.
 NATIVE = "native"
 WSL = "wsl"
-
 
 
 @record
@@ -119,7 +119,8 @@ class Inventory:
     `majors` are the lines of /proc/devices whose name begins with "nvidia": name to number. `nodes` are the control
     nodes that exist: nvidiactl, nvidia-uvm, nvidia-uvm-tools, nvidia-modeset. `extra_nodes` are those that a container
     gets only when it asks by name: gds, mofed, gdrcopy, nvswitch, imex. `mig_minors` are the two capabilities that no
-    MIG device has: config and monitor. `kind` is NATIVE or WSL. `missing` says, a sentence each, what a complete driver would have and this node has not.
+    MIG device has: config and monitor. `kind` is NATIVE or WSL. `missing` says, a sentence each, what a complete
+    driver would have and this node has not.
     `architecture` is the machine's (`x86_64`, `aarch64`). `cuda_version` is the newest CUDA of the driver: "12.4".
     """
 
@@ -138,16 +139,35 @@ class Inventory:
 
 
 @record
+class CompatFolder:
+    """The image's own CUDA forward compatibility libraries: a newer driver's CUDA, meant for an older kernel module.
+
+    `path` is their folder as the container names it, `names` the libraries in it (regular files, links followed inside
+    the container's root). `note` is the JSON text in which its libcuda says which drivers it fits, "" where it has
+    none.
+    """
+
+    path: str
+    names: tuple[str, ...]
+    note: str = ""
+
+
+@record
 class ContainerRoot:
     """What the container's root file system looks like, as far as a plan depends on it.
 
     `debian`: it has /etc/debian_version. `lib32`: it has /usr/lib32. `lib_is_lib64`: its /usr/lib and /usr/lib64 are
-    one folder.
+    one folder. `compat`: its forward compatibility libraries, None where it has none. `musl`: the folders that its
+    musl loader searches, the text of /etc/ld-musl-<architecture>.path or musl's own list where it has no such file;
+    None where it has no such loader. `architecture`: of its programs (`x86_64`, `aarch64`), "" where that is not known.
     """
 
     debian: bool = True
     lib32: bool = False
     lib_is_lib64: bool = False
+    compat: CompatFolder | None = None
+    musl: str | None = None
+    architecture: str = ""
 
 
 @record
@@ -160,18 +180,32 @@ class Ask:
 
 @record
 class Request:
-    """Everything that a container asked for.
+    """Everything that a container asked for, by the place where it asked. What counts of it is for plan to say.
 
-    `devices`: the tokens in their order, blanks and empty ones dropped; None when the container asks for nothing of
-    ours (variable unset, empty or `void`); () when it asks for the driver without a GPU (`none`).
-    `capabilities`: the tokens of NVIDIA_DRIVER_CAPABILITIES, None when unset. `*_source` say where each came from, in
-    words for messages: "env NVIDIA_VISIBLE_DEVICES".
+    Tokens stand as they were written, in their order, without blanks and empty ones; an Ask without tokens is a
+    variable that is set and empty, None one that is unset.
+
+    `devices`: NVIDIA_VISIBLE_DEVICES. `swarm`: by name, the DOCKER_RESOURCE_* variables, in which docker swarm says
+    which of a node's resources a task reserved. `mount_list`: devices listed as mounts of /dev/null; `imex_mounts`:
+    IMEX channels listed so. `capabilities`: NVIDIA_DRIVER_CAPABILITIES. `legacy_cuda`: the CUDA_VERSION of an image
+    from before there was NVIDIA_REQUIRE_CUDA, else "". `requirements`: NVIDIA_REQUIRE_* by name, the whole expression
+    as the one token; `requirements_disabled`: NVIDIA_DISABLE_REQUIRE is true. `mig_config`, `mig_monitor`,
+    `imex_channels`: NVIDIA_MIG_CONFIG_DEVICES, NVIDIA_MIG_MONITOR_DEVICES, NVIDIA_IMEX_CHANNELS. `extras`: NVIDIA_GDS
+    and its like, by their names in Inventory.extra_nodes. `privileged`: it has CAP_SYS_ADMIN.
     """
 
-    devices: tuple[str, ...] | None = None
-    devices_source: str = ""
-    capabilities: tuple[str, ...] | None = None
-    capabilities_source: str = ""
+    devices: Ask | None = None
+    swarm: dict[str, Ask] = {}
+    mount_list: Ask | None = None
+    imex_mounts: Ask | None = None
+    capabilities: Ask | None = None
+    legacy_cuda: str = ""
+    requirements: tuple[Ask, ...] = ()
+    requirements_disabled: bool = False
+    mig_config: Ask | None = None
+    mig_monitor: Ask | None = None
+    imex_channels: Ask | None = None
+    extras: dict[str, Ask] = {}
     privileged: bool = False
     container: ContainerRoot = ContainerRoot()
 
