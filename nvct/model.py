@@ -18,6 +18,13 @@ LIBRARY32 = "library32"
 BINARY = "binary"
 FIRMWARE = "firmware"
 SOCKET = "socket"
+CONFIG = "config"
+MODULE = "module"
+
+# Kinds of nodes: the usual driver, and the Windows Subsystem for Linux, whose driver is the Windows one behind
+# /dev/dxg.
+NATIVE = "native"
+WSL = "wsl"
 
 
 @record
@@ -43,7 +50,7 @@ class Gpu:
     """One physical GPU. `bus_id` is NVML's form, 8 hex digits of PCI domain: `00000000:07:00.0`.
 
     `minor` numbers its node (/dev/nvidia<minor>) and its capability folder (gpu<minor>); `index` is NVML's order.
-    They are often equal and must never be taken for one another.
+    They are often equal and must never be taken for one another. `drm_nodes` are /dev/dri/card<N> and renderD<N>.
     """
 
     index: int
@@ -56,6 +63,7 @@ class Gpu:
     memory_mib: int
     mig_enabled: bool = False
     mig_devices: tuple[MigDevice, ...] = ()
+    drm_nodes: tuple[DeviceNode, ...] = ()
 
     @property
     def proc_name(self) -> str:
@@ -68,7 +76,8 @@ class Gpu:
 class DriverFile:
     """One file of the driver.
 
-    `kind` is LIBRARY, LIBRARY32, BINARY, FIRMWARE or SOCKET. `capability` is the driver capability that brings it
+    `kind` is LIBRARY, LIBRARY32, BINARY, FIRMWARE, SOCKET, CONFIG (an ICD or application profile: `target` says where
+    programs look for it) or MODULE (of an X server). `capability` is the driver capability that brings it
     (utility, compute, video, graphics, ngx); compat32 is no class of its own but admits the kind LIBRARY32. `path` has
     its links resolved inside the driver root. `soname` and `links` are of libraries only: DT_SONAME, and the
     unversioned development name (`libcuda.so`) where the host has it.
@@ -79,11 +88,12 @@ class DriverFile:
     path: str
     soname: str = ""
     links: tuple[str, ...] = ()
+    target: str = ""
 
 
 @record
 class DeviceNode:
-    """A device node that is not one GPU's: nvidiactl, nvidia-uvm, nvidia-uvm-tools, nvidia-modeset."""
+    """A character device by its path in the container."""
 
     path: str
     major: int
@@ -107,7 +117,10 @@ class Inventory:
     """Everything that this node has for GPU containers.
 
     `majors` are the lines of /proc/devices whose name begins with "nvidia": name to number. `nodes` are the control
-    nodes that exist. `missing` says, a sentence each, what a complete driver would have and this node has not.
+    nodes that exist: nvidiactl, nvidia-uvm, nvidia-uvm-tools, nvidia-modeset. `extra_nodes` are those that a container
+    gets only when it asks by name: gds, mofed, gdrcopy, nvswitch, imex. `mig_minors` are the two capabilities that no
+    MIG device has: config and monitor. `kind` is NATIVE or WSL. `missing` says, a sentence each, what a complete
+    driver would have and this node has not.
     `architecture` is the machine's (`x86_64`, `aarch64`). `cuda_version` is the newest CUDA of the driver: "12.4".
     """
 
@@ -120,6 +133,23 @@ class Inventory:
     nodes: tuple[DeviceNode, ...] = ()
     files: tuple[DriverFile, ...] = ()
     missing: tuple[str, ...] = ()
+    extra_nodes: dict[str, tuple[DeviceNode, ...]] = {}
+    mig_minors: dict[str, int] = {}
+    kind: str = NATIVE
+
+
+@record
+class CompatFolder:
+    """The image's own CUDA forward compatibility libraries: a newer driver's CUDA, meant for an older kernel module.
+
+    `path` is their folder as the container names it, `names` the libraries in it (regular files, links followed inside
+    the container's root). `note` is the JSON text in which its libcuda says which drivers it fits, "" where it has
+    none.
+    """
+
+    path: str
+    names: tuple[str, ...]
+    note: str = ""
 
 
 @record
@@ -127,28 +157,55 @@ class ContainerRoot:
     """What the container's root file system looks like, as far as a plan depends on it.
 
     `debian`: it has /etc/debian_version. `lib32`: it has /usr/lib32. `lib_is_lib64`: its /usr/lib and /usr/lib64 are
-    one folder.
+    one folder. `compat`: its forward compatibility libraries, None where it has none. `musl`: the folders that its
+    musl loader searches, the text of /etc/ld-musl-<architecture>.path or musl's own list where it has no such file;
+    None where it has no such loader. `architecture`: of its programs (`x86_64`, `aarch64`), "" where that is not known.
     """
 
     debian: bool = True
     lib32: bool = False
     lib_is_lib64: bool = False
+    compat: CompatFolder | None = None
+    musl: str | None = None
+    architecture: str = ""
+
+
+@record
+class Ask:
+    """Values asked for in one place. `source` names it in words for messages: "env NVIDIA_VISIBLE_DEVICES"."""
+
+    source: str
+    tokens: tuple[str, ...]
 
 
 @record
 class Request:
-    """Everything that a container asked for.
+    """Everything that a container asked for, by the place where it asked. What counts of it is for plan to say.
 
-    `devices`: the tokens in their order, blanks and empty ones dropped; None when the container asks for nothing of
-    ours (variable unset, empty or `void`); () when it asks for the driver without a GPU (`none`).
-    `capabilities`: the tokens of NVIDIA_DRIVER_CAPABILITIES, None when unset. `*_source` say where each came from, in
-    words for messages: "env NVIDIA_VISIBLE_DEVICES".
+    Tokens stand as they were written, in their order, without blanks and empty ones; an Ask without tokens is a
+    variable that is set and empty, None one that is unset.
+
+    `devices`: NVIDIA_VISIBLE_DEVICES. `swarm`: by name, the DOCKER_RESOURCE_* variables, in which docker swarm says
+    which of a node's resources a task reserved. `mount_list`: devices listed as mounts of /dev/null; `imex_mounts`:
+    IMEX channels listed so. `capabilities`: NVIDIA_DRIVER_CAPABILITIES. `legacy_cuda`: the CUDA_VERSION of an image
+    from before there was NVIDIA_REQUIRE_CUDA, else "". `requirements`: NVIDIA_REQUIRE_* by name, the whole expression
+    as the one token; `requirements_disabled`: NVIDIA_DISABLE_REQUIRE is true. `mig_config`, `mig_monitor`,
+    `imex_channels`: NVIDIA_MIG_CONFIG_DEVICES, NVIDIA_MIG_MONITOR_DEVICES, NVIDIA_IMEX_CHANNELS. `extras`: NVIDIA_GDS
+    and its like, by their names in Inventory.extra_nodes. `privileged`: it has CAP_SYS_ADMIN.
     """
 
-    devices: tuple[str, ...] | None = None
-    devices_source: str = ""
-    capabilities: tuple[str, ...] | None = None
-    capabilities_source: str = ""
+    devices: Ask | None = None
+    swarm: dict[str, Ask] = {}
+    mount_list: Ask | None = None
+    imex_mounts: Ask | None = None
+    capabilities: Ask | None = None
+    legacy_cuda: str = ""
+    requirements: tuple[Ask, ...] = ()
+    requirements_disabled: bool = False
+    mig_config: Ask | None = None
+    mig_monitor: Ask | None = None
+    imex_channels: Ask | None = None
+    extras: dict[str, Ask] = {}
     privileged: bool = False
     container: ContainerRoot = ContainerRoot()
 
@@ -215,6 +272,24 @@ class ProcEdit:
 
 
 @record
+class FileEdit:
+    """A small file that nvct writes in the container, `mode` in octal as a number. Optional: a failure is a warning."""
+
+    path: str
+    content: str
+    mode: int
+    why: str
+
+
+@record
+class LeftOut:
+    """Something that the container might have expected and does not get."""
+
+    what: str
+    why: str
+
+
+@record
 class StaleName:
     """Names that an earlier start under another driver version may have left in a stopped container.
 
@@ -235,6 +310,8 @@ class Edits:
     links: tuple[LinkEdit, ...] = ()
     loader_cache: tuple[CacheEdit, ...] = ()
     proc: ProcEdit | None = None
+    files: tuple[FileEdit, ...] = ()
+    left_out: tuple[LeftOut, ...] = ()
     env: dict[str, str] = {}
     stale: tuple[StaleName, ...] = ()
     warnings: tuple[str, ...] = ()

@@ -11,15 +11,44 @@ import stat
 
 from nvct.errors import ConfigError, StaleInventory
 from nvct.record import as_dict, record
+from nvct.userns import trusted_owners
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
+    from typing import Any
 
 DEFAULT_PATH = "/etc/nvct/config.yaml"
 
 # The driver capabilities of NVIDIA_DRIVER_CAPABILITIES, in the order in which they are reported.
 CAPABILITIES = ("compute", "utility", "video", "compat32", "ngx", "graphics", "display")
+
+# What to do about devices that a container without CAP_SYS_ADMIN asks for by its environment.
+ACCEPT = "accept"
+IGNORE = "ignore"
+REFUSE = "refuse"
+
+# What a container gets besides the driver proper, each with a switch, and what the switch is about.
+PARTS = {
+    "application_profile": "a file that tells OpenGL programs which GPUs are the container's",
+    "drm_nodes": "the GPUs' nodes below /dev/dri",
+    "fabricmanager": "the socket of nvidia-fabricmanager",
+    "firmware": "the GPUs' firmware",
+    "modeset": "/dev/nvidia-modeset",
+    "mps": "the folder of the Multi-Process Service",
+    "persistenced": "the socket of nvidia-persistenced",
+}
+
+# What becomes of the CUDA forward compatibility libraries that an image brings: the loader cache names them before the
+# driver's where they fit, or never.
+COMPAT_CACHE = "cache"
+COMPAT_DISABLED = "disabled"
+
+# What to do about device nodes of the driver: make those that are absent, also put right those with wrong numbers, or
+# only print the commands.
+CREATE = "create"
+REPLACE = "replace"
+PRINT = "print"
 
 # A settings file is a page of text; whatever is longer was not meant to be one.
 _MAX_BYTES = 1 << 20
@@ -29,22 +58,42 @@ _MAX_BYTES = 1 << 20
 class Settings:
     """The settings of a node; each default is what a node with the driver in its usual place needs.
 
-    `root`, `dev_root`, `proc_root` are the roots of model.Roots. `library_search_path`: folders below `root` that are
-    searched besides the usual ones. `device_table`: a file that lists device nodes where none can be made, "" for real
-    nodes. `nvml_timeout_s`: seconds that NVML may take. `supported_capabilities`: what containers may ask for.
-    `cgroups`: whether device rules are written (not where a rootless engine forbids it). `mask_proc`: whether a
-    container sees only its own GPUs in /proc/driver/nvidia.
+    `root`, `dev_root`, `proc_root` are the roots of model.Roots. `sys_root` is a sysfs: the kernel's own like procfs,
+    and like it in a place of its own, since neither a driver root nor a device root need have one mounted.
+    `library_search_path`: folders below `root` that are searched besides the usual ones. `device_table`: a file that
+    lists device nodes where none can be made, "" for real nodes. `nvml_timeout_s`: seconds that NVML may take.
+    `supported_capabilities`: what containers may ask for. `cgroups`: whether device rules are written (not where a
+    rootless engine forbids it). `mask_proc`: whether a container sees only its own GPUs in /proc/driver/nvidia.
+    `parts`: the switches of PARTS, all of them.
+    `cuda_compat`: COMPAT_CACHE or COMPAT_DISABLED.
+    `unprivileged_env`: ACCEPT, IGNORE or REFUSE. `accept_mount_lists`: whether devices listed as mounts count, which
+    is for orchestrators that let nobody else choose a container's mounts. `swarm_resource`: DOCKER_RESOURCE_*
+    variables that outweigh NVIDIA_VISIBLE_DEVICES. `disable_require`: whether NVIDIA_REQUIRE_* are passed over.
+    `imex_channels`: whether containers may ask for IMEX channels.
+    `load_kernel_modules`: whether modules of the driver that are not loaded are loaded when the node is discovered;
+    `modprobe`: the program that does it, "" for the host's own. `device_nodes`: CREATE, REPLACE or PRINT.
     """
 
     root: str = "/"
     dev_root: str = "/"
     proc_root: str = "/proc"
+    sys_root: str = "/sys"
     library_search_path: tuple[str, ...] = ()
     device_table: str = ""
     nvml_timeout_s: float = 30.0
     supported_capabilities: tuple[str, ...] = CAPABILITIES
     cgroups: bool = True
     mask_proc: bool = True
+    unprivileged_env: str = ACCEPT
+    accept_mount_lists: bool = False
+    swarm_resource: tuple[str, ...] = ()
+    disable_require: bool = False
+    imex_channels: bool = True
+    load_kernel_modules: bool = True
+    modprobe: str = ""
+    device_nodes: str = CREATE
+    parts: dict[str, bool] = dict.fromkeys(PARTS, True)
+    cuda_compat: str = COMPAT_CACHE
 
 
 _FIELDS = tuple(as_dict(Settings()))
@@ -70,13 +119,24 @@ def load(path: str = DEFAULT_PATH) -> Settings:
     Raises ConfigError for a file that is absent, a link, writable by others, owned by a stranger, not YAML, or that
     says something that nvct does not understand.
     """
+    return from_mapping(_mapping(path), path)
+
+
+def names_in(path: str = DEFAULT_PATH) -> frozenset[str]:
+    """The settings that a file names; the others have their defaults. Raises ConfigError as `load`."""
+    mapping = _mapping(path)
+    from_mapping(mapping, path)
+    return frozenset(map(str, mapping))
+
+
+def _mapping(path: str) -> dict[object, object]:
     try:
         text = _read_trusted(path)
     except FileNotFoundError:
         if path == DEFAULT_PATH:
-            return Settings()
+            return {}
         raise ConfigError(f"settings file {path} does not exist; create it, or leave out --config") from None
-    return _from_mapping(_parse(text, path), path)
+    return _parse(text, path)
 
 
 def _read_trusted(path: str) -> str:
@@ -106,7 +166,7 @@ def _read_trusted(path: str) -> str:
 def _check_owner(status: os.stat_result, path: str) -> None:
     if not stat.S_ISREG(status.st_mode):
         raise ConfigError(f"settings file {path} is not a regular file; put a YAML file there")
-    if status.st_uid not in _trusted_owners():
+    if status.st_uid not in trusted_owners():
         raise ConfigError(
             f"settings file {path} belongs to uid {status.st_uid}, expected root or uid {os.geteuid()}; "
             f"run: chown root {path}"
@@ -116,20 +176,6 @@ def _check_owner(status: os.stat_result, path: str) -> None:
             f"settings file {path} has mode {status.st_mode & 0o7777:04o}, which lets others change it; "
             f"run: chmod go-w {path}"
         )
-
-
-def _trusted_owners() -> set[int]:
-    """Root and the caller; in a user namespace the host's root shows up as the overflow uid (user_namespaces(7))."""
-    owners = {0, os.geteuid()}
-    try:
-        with open("/proc/self/uid_map", encoding="ascii") as stream:
-            identity = stream.read().split() == ["0", "0", "4294967295"]
-        if not identity:
-            with open("/proc/sys/kernel/overflowuid", encoding="ascii") as stream:
-                owners.add(int(stream.read()))
-    except OSError:
-        pass  # without /proc the host's root cannot be recognised, and is not trusted
-    return owners
 
 
 def _parse(text: str, path: str) -> dict[object, object]:
@@ -150,7 +196,8 @@ def _parse(text: str, path: str) -> dict[object, object]:
     return value
 
 
-def _from_mapping(mapping: dict[object, object], path: str) -> Settings:
+def from_mapping(mapping: Mapping[Any, object], path: str) -> Settings:
+    """The settings that a mapping of names to YAML's values means. Raises ConfigError that names `path`, its file."""
     values: dict[str, object] = {}
     for name, value in mapping.items():
         if name not in _CHECKS:
@@ -195,7 +242,7 @@ def _folders(value: object) -> tuple[str, ...]:
     return tuple(dict.fromkeys(_folder(item) for item in value))
 
 
-def _table(value: object) -> str:
+def _path_or_none(value: object) -> str:
     return "" if value == "" else _folder(value)
 
 
@@ -212,6 +259,45 @@ def _capabilities(value: object) -> tuple[str, ...]:
     return tuple(name for name in CAPABILITIES if name in value)
 
 
+def _device_nodes(value: object) -> str:
+    return _one_of((CREATE, REPLACE, PRINT), value)
+
+
+def _unprivileged_env(value: object) -> str:
+    return _one_of((ACCEPT, IGNORE, REFUSE), value)
+
+
+def _one_of(choices: tuple[str, ...], value: object) -> str:
+    if value not in choices:
+        raise ValueError("one of " + ", ".join(choices))
+    return str(value)
+
+
+def _swarm_variables(value: object) -> tuple[str, ...]:
+    # Docker names these variables; because of their prefix a container without them is known to ask for nothing
+    # before any settings are read.
+    if not isinstance(value, list) or not all(
+        isinstance(item, str) and item.startswith("DOCKER_RESOURCE_") and "=" not in item for item in value
+    ):
+        raise ValueError("a list of DOCKER_RESOURCE_<NAME>, where NAME is that of the node's generic resource")
+    return tuple(dict.fromkeys(value))
+
+
+def _parts(value: object) -> dict[str, bool]:
+    """All switches; those that the file does not name are on."""
+    if not isinstance(value, dict) or any(name not in PARTS for name in value):
+        raise ValueError("a mapping of switches: " + ", ".join(PARTS))
+    if any(not isinstance(switch, bool) for switch in value.values()):
+        raise ValueError("true or false for each switch")
+    return {name: value.get(name, True) for name in PARTS}
+
+
+def _cuda_compat(value: object) -> str:
+    if value not in (COMPAT_CACHE, COMPAT_DISABLED):
+        raise ValueError(f"{COMPAT_CACHE} or {COMPAT_DISABLED}")
+    return str(value)
+
+
 def _switch(value: object) -> bool:
     if not isinstance(value, bool):
         raise ValueError("true or false")
@@ -222,10 +308,21 @@ _CHECKS: dict[object, Callable[[object], object]] = {
     "root": _folder,
     "dev_root": _folder,
     "proc_root": _folder,
+    "sys_root": _folder,
     "library_search_path": _folders,
-    "device_table": _table,
+    "device_table": _path_or_none,
     "nvml_timeout_s": _seconds,
     "supported_capabilities": _capabilities,
     "cgroups": _switch,
     "mask_proc": _switch,
+    "unprivileged_env": _unprivileged_env,
+    "accept_mount_lists": _switch,
+    "swarm_resource": _swarm_variables,
+    "disable_require": _switch,
+    "imex_channels": _switch,
+    "load_kernel_modules": _switch,
+    "modprobe": _path_or_none,
+    "device_nodes": _device_nodes,
+    "parts": _parts,
+    "cuda_compat": _cuda_compat,
 }

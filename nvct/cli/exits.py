@@ -1,53 +1,132 @@
-"""Exit codes: one table, from which both the help and the behaviour come."""
+"""Exit codes and the line that goes with one: a table, from which both the help and the behaviour come."""
 
 from __future__ import annotations
 
-from typing import Any
+import errno
+import os
+import sys
+from typing import Any, NoReturn
 
 import click
 
 from nvct.errors import ConfigError, DriverError, NvctError, StaleInventory
 
-# Code, what it means to whoever calls nvct, and the errors that end in it. The first row that fits an error counts.
+USAGE = 2
+
+# Code, what it means to whoever calls nvct, and the errors that end in it. The first row that fits an error counts, so
+# the codes of single kinds stand before that of all others.
 EXITS: tuple[tuple[int, str, tuple[type[Exception], ...]], ...] = (
     (0, "done", ()),
-    (2, "the command line is wrong", ()),
-    (3, "the driver or the node is at fault, or does not let us read it", (DriverError, StaleInventory, OSError)),
-    (4, "a settings file or a saved inventory is wrong", (ConfigError,)),
-    (1, "anything else: the request cannot be met, the injection failed", (NvctError,)),
+    (USAGE, "the command line is wrong", (click.UsageError,)),
+    (4, "a file is wrong: settings, a saved inventory, a node file, a bundle's config.json", (ConfigError,)),
+    (
+        3,
+        "this machine is at fault: its driver, a permission, a full disk",
+        (DriverError, StaleInventory, OSError, UnicodeError),
+    ),
+    (1, "what was asked for cannot be: the request is refused, or carrying it out failed", (NvctError,)),
 )
 
 
 def exit_code_table() -> str:
     """The table as the last part of `nvct --help`."""
-    rows = [f"  {code}  {meaning}" for code, meaning, _ in sorted(EXITS, key=lambda row: row[0])]
+    rows = [f"  {code}  {meaning}" for code, meaning, _ in sorted(EXITS)]
     return "\n".join(["\b", "Exit status:", *rows])
 
 
-class Failure(click.ClickException):
-    """An error that is told in one line on stderr and ends in its exit code."""
-
-    def __init__(self, error: Exception) -> None:
-        super().__init__(_message(error))
-        self.exit_code = next(code for code, _, kinds in EXITS if isinstance(error, kinds))  # type: ignore[misc]  # click's own way
-
-    def show(self, file: Any = None) -> None:
-        click.echo(f"nvct: {self.message}", file=file, err=True)
+def exit_code(error: Exception) -> int:
+    """The code of an error that `ReportingGroup` tells."""
+    return next(code for code, _, kinds in EXITS if isinstance(error, kinds))
 
 
-def _message(error: Exception) -> str:
-    if isinstance(error, OSError) and error.filename:
-        return f"{error.filename}: {error.strerror}"
+def one_line(error: Exception) -> str:
+    """What is said of an error after `nvct: `, on one line and without a dot at its end."""
+    if isinstance(error, click.UsageError):
+        return _usage_line(error)
+    if isinstance(error, UnicodeError):
+        return (
+            f"a name cannot be written in the encoding of this locale, {sys.getfilesystemencoding()} ({error}): "
+            "set LC_ALL=C.UTF-8"
+        )
+    if isinstance(error, OSError):
+        where = error.filename if error.filename is not None else _failed_stream(error)
+        return f"{os.fsdecode(where)}: {error.strerror}" if where else str(error.strerror or error)
     return " ".join(str(error).split())
+
+
+def _usage_line(error: click.UsageError) -> str:
+    """click's own words in our form, with the next step."""
+    said = " ".join(error.format_message().split()).removesuffix(".")
+    if said[1:2].islower():
+        said = said[0].lower() + said[1:]
+    context = error.ctx
+    if context is None:
+        return said
+    if isinstance(error, click.NoSuchOption) and _is_global(context, error.option_name):
+        return f"{said}: it is a global option, so it stands before the command: nvct {error.option_name} ..."
+    return f"{said}; see `{context.command_path} --help`"
+
+
+def _is_global(context: click.Context, option: str) -> bool:
+    root = context.find_root()
+    return context is not root and any(option in parameter.opts for parameter in root.command.params)
+
+
+def _failed_stream(error: OSError) -> str:
+    """An error without a file name is mostly one of our output, which still waits in the stream to be written."""
+    try:
+        sys.stdout.flush()
+    except OSError as again:
+        return "standard output" if again.errno == error.errno else ""
+    return ""
 
 
 class ReportingGroup(click.Group):
     """The group that gives errors which nvct explains a line and an exit code; others are bugs and keep a traceback."""
 
-    def invoke(self, ctx: click.Context) -> Any:
+    def main(self, *arguments: Any, **named: Any) -> NoReturn:
+        """Run a command line and exit, as click's own `main`, which would tell errors in a form of its own."""
         try:
-            return super().invoke(ctx)
-        except BrokenPipeError:  # the reader of our output has gone (`nvct list | head -1`): click ends quietly
+            status = super().main(*arguments, **{**named, "standalone_mode": False})
+        except click.exceptions.NoArgsIsHelpError as error:
+            error.show()
+            status = USAGE
+        except click.Abort:
+            status = 130  # as a shell says it of a program that SIGINT has ended
+        except BrokenPipeError:  # the reader of our output has gone (`nvct list | head -1`): nobody is left to tell
+            status = 1
+            _drop_output()
+        except (click.UsageError, NvctError, OSError, UnicodeError) as error:
+            click.echo(f"nvct: {one_line(error)}", err=True)
+            status = exit_code(error)
+            if isinstance(error, OSError):
+                _drop_output()
+        sys.exit(status if isinstance(status, int) else 0)
+
+
+def open_missing_output() -> None:
+    """With standard output closed (`nvct list >&-`), Python and click print nothing and call that success.
+
+    Gives such a process a standard output that cannot be written, so that printing fails and files that are opened
+    later cannot take its place.
+    """
+    if sys.stdout is not None:
+        return
+    descriptor = os.open(os.devnull, os.O_RDONLY)
+    if descriptor != 1:
+        os.dup2(descriptor, 1)
+        os.close(descriptor)
+    sys.stdout = open(1, "w", encoding="utf-8")  # noqa: SIM115  # for as long as the process lives
+
+
+def _drop_output() -> None:
+    """What cannot be written must not be tried again when the interpreter ends, which would say so once more."""
+    descriptor = os.open(os.devnull, os.O_WRONLY)
+    try:
+        os.dup2(descriptor, sys.stdout.fileno())
+        sys.stdout.flush()
+    except (OSError, ValueError) as error:
+        if getattr(error, "errno", errno.EBADF) != errno.EBADF:
             raise
-        except (NvctError, OSError) as error:
-            raise Failure(error) from error
+    finally:
+        os.close(descriptor)

@@ -8,7 +8,9 @@ import click
 
 from nvct import __version__
 from nvct.cli.completion import completion
+from nvct.cli.config import config
 from nvct.cli.exits import ReportingGroup, exit_code_table
+from nvct.cli.explain import explain
 from nvct.cli.node import info, list_gpus, refresh
 from nvct.cli.plan import plan
 from nvct.cli.sim import sim
@@ -47,6 +49,7 @@ def cli(context: click.Context, config: str, root: str | None, inventory_file: s
     Examples:
       nvct list                                        the GPUs and MIG devices of this node
       nvct plan --env NVIDIA_VISIBLE_DEVICES=0:1       what a container with this request gets, and why
+      nvct explain --env NVIDIA_VISIBLE_DEVICES=0:1    the same in sentences, and what it does not get
       nvct info --json > node.json                     save the node, for a bug report
       nvct --inventory node.json list                  ... and look at it on another machine
     """
@@ -56,7 +59,7 @@ def cli(context: click.Context, config: str, root: str | None, inventory_file: s
     context.obj = Source(config=os.path.abspath(config), root=root or "", inventory_file=inventory_file or "")
 
 
-for command in (list_gpus, info, plan, refresh, sim, completion):
+for command in (list_gpus, info, plan, explain, refresh, sim, config, completion):
     cli.add_command(command)
 
 

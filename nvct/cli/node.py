@@ -15,7 +15,7 @@ import click
 from nvct.cli.output import count, gib, heading, json_option, line, print_json, table
 from nvct.cli.source import Source
 from nvct.errors import DriverError
-from nvct.model import BINARY, FIRMWARE, LIBRARY, LIBRARY32, SOCKET, Gpu, Inventory, MigDevice
+from nvct.model import BINARY, CONFIG, FIRMWARE, LIBRARY, LIBRARY32, MODULE, SOCKET, WSL, Gpu, Inventory, MigDevice
 from nvct.node import current
 from nvct.node.cache import cache_path
 from nvct.node.saved import inventory_to_json
@@ -29,6 +29,8 @@ _KINDS = (
     (BINARY, "Binaries"),
     (FIRMWARE, "Firmware"),
     (SOCKET, "Sockets"),
+    (CONFIG, "Configuration"),
+    (MODULE, "X modules"),
 )
 
 
@@ -60,11 +62,16 @@ def list_gpus(source: Source, as_json: bool) -> None:
 
 def _device_rows(inventory: Inventory) -> Iterator[tuple[str, ...]]:
     for gpu in inventory.gpus:
-        yield str(gpu.index), gpu.model, gib(gpu.memory_mib), gpu.uuid, gpu.bus_id, f"/dev/nvidia{gpu.minor}"
+        yield str(gpu.index), gpu.model, gib(gpu.memory_mib), gpu.uuid, gpu.bus_id, _node(inventory, gpu)
         for device in gpu.mig_devices:
             yield f"  {gpu.index}:{device.index}", f"  {device.profile}", gib(device.memory_mib), device.uuid, "", ""
         if gpu.mig_enabled and not gpu.mig_devices:
             yield "", "  MIG enabled, no MIG device", "", "", "", ""
+
+
+def _node(inventory: Inventory, gpu: Gpu) -> str:
+    """The node that gives the GPU: in WSL all have one."""
+    return ", ".join(node.path for node in inventory.nodes) if inventory.kind == WSL else f"/dev/nvidia{gpu.minor}"
 
 
 def _list_json(inventory: Inventory) -> dict[str, Any]:
@@ -149,8 +156,10 @@ def _print_files(inventory: Inventory, every: bool) -> None:
         ordered = sorted(inventory.files, key=lambda file: (file.capability, list(kinds).index(file.kind), file.path))
         table(("Capability", "Kind", "Path"), [(f.capability, f.kind, f.path) for f in ordered], indent=2)
         return
-    rows = [(name, *(str(counts[name, kind] or "-") for kind, _ in _KINDS)) for name in capabilities]
-    table(("Capability", *(title for _, title in _KINDS)), rows, indent=2)
+    present = {file.kind for file in inventory.files}
+    columns = [(kind, title) for kind, title in _KINDS if kind in present]
+    rows = [(name, *(str(counts[name, kind] or "-") for kind, _ in columns)) for name in capabilities]
+    table(("Capability", *(title for _, title in columns)), rows, indent=2)
 
 
 @click.command()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +15,11 @@ from nvct.cli.source import Source
 from nvct.errors import RequestError
 from nvct.inject.look import look
 from nvct.inject.rootfs import ConfinedRoot
-from nvct.model import ContainerRoot, Edits, MountEdit, ProcEdit, Request
+from nvct.model import Ask, ContainerRoot, Edits, MountEdit, ProcEdit, Request
 from nvct.plan import plan as make_plan
+from nvct.plan.accept import accept
 from nvct.record import as_dict, replace
-from nvct.request import request_from_env, request_from_spec
+from nvct.request import asks_for_nothing, request_from_env, request_from_spec
 
 _LAYOUTS = {"debian": ContainerRoot(debian=True), "lib64": ContainerRoot(debian=False)}
 
@@ -30,22 +31,45 @@ def _assignments(_context: click.Context, _parameter: click.Parameter, values: t
     return values
 
 
+_Command = Callable[..., None]
+
+
+def request_options(command: _Command) -> _Command:
+    """The options that state a request: `env`, `bundle` and `layout`, as `request_of` takes them."""
+    options = (
+        click.option(
+            "--env",
+            metavar="K=V",
+            multiple=True,
+            callback=_assignments,
+            help="A variable of the container; later ones win.",
+        ),
+        click.option(
+            "--bundle",
+            metavar="DIR",
+            type=click.Path(exists=True, file_okay=False),
+            help="Read the request from the config.json of this OCI bundle; --env is added to it.",
+        ),
+        click.option(
+            "--layout",
+            type=click.Choice(tuple(_LAYOUTS)),
+            help="Where the image keeps libraries: /usr/lib/<triplet> as Debian does, or /usr/lib64. Without it the "
+            "bundle's root file system tells, and where there is none it is debian.",
+        ),
+    )
+    for option in reversed(options):
+        command = option(command)
+    return command
+
+
+def request_of(env: Sequence[str], bundle: str | None, layout: str | None) -> Request:
+    """The request that `request_options` state."""
+    request = _bundle_request(Path(bundle), env) if bundle else request_from_env(env)
+    return replace(request, container=_LAYOUTS[layout]) if layout else request
+
+
 @click.command()
-@click.option(
-    "--env", metavar="K=V", multiple=True, callback=_assignments, help="A variable of the container; later ones win."
-)
-@click.option(
-    "--bundle",
-    metavar="DIR",
-    type=click.Path(exists=True, file_okay=False),
-    help="Read the request from the config.json of this OCI bundle; --env is added to it.",
-)
-@click.option(
-    "--layout",
-    type=click.Choice(tuple(_LAYOUTS)),
-    help="Where the image keeps libraries: /usr/lib/<triplet> as Debian does, or /usr/lib64. Without it the bundle's "
-    "root file system tells, and where there is none it is debian.",
-)
+@request_options
 @json_option
 @click.pass_obj
 def plan(source: Source, env: tuple[str, ...], bundle: str | None, layout: str | None, as_json: bool) -> None:
@@ -60,15 +84,13 @@ def plan(source: Source, env: tuple[str, ...], bundle: str | None, layout: str |
       nvct plan --bundle /run/containerd/io.containerd.runtime.v2.task/default/ID --json
       nvct --inventory node.json plan --env NVIDIA_VISIBLE_DEVICES=GPU-5f3a9c01
     """
-    request = _bundle_request(Path(bundle), env) if bundle else request_from_env(env)
-    if layout:
-        request = replace(request, container=_LAYOUTS[layout])
+    request = request_of(env, bundle, layout)
     current = source.current()
     edits = make_plan(current.inventory, request, current.settings)
     if as_json:
         print_json(_edits_json(edits))
     else:
-        _print_request(request)
+        _print_request(request, accept(request, current.settings).devices)
         _print_edits(edits, current.inventory.roots.root)
 
 
@@ -106,7 +128,9 @@ def _edits_json(edits: Edits) -> dict[str, Any]:
         "links": as_dict(edits.links),
         "loader_cache": as_dict(edits.loader_cache),
         "proc": as_dict(edits.proc),
+        "files": as_dict(edits.files),
         "env": as_dict(edits.env),
+        "left_out": as_dict(edits.left_out),
         "warnings": as_dict(edits.warnings),
     }
 
@@ -116,15 +140,17 @@ def _chosen(edit: object, *names: str) -> dict[str, Any]:
     return {name: fields[name] for name in names}
 
 
-def _print_request(request: Request) -> None:
-    if request.devices is None:
+def _print_request(request: Request, devices: Ask | None) -> None:
+    if asks_for_nothing(request):
         line("The container asks for nothing (NVIDIA_VISIBLE_DEVICES is unset, empty or void): nothing changes in it.")
         line("Try: nvct plan --env NVIDIA_VISIBLE_DEVICES=all")
         return
-    devices = ", ".join(request.devices) or "the driver without a GPU"
-    line(f"Asked for: {devices} (from {request.devices_source})")
+    if devices is None:
+        line("The settings of this node let nothing of the request count: nothing changes in the container.")
+        return
+    line(f"Asked for: {', '.join(devices.tokens) or 'the driver without a GPU'} (from {devices.source})")
     if request.capabilities is not None:
-        line(f"Capabilities: {', '.join(request.capabilities)} (from {request.capabilities_source})")
+        line(f"Capabilities: {', '.join(request.capabilities.tokens)} (from {request.capabilities.source})")
 
 
 def _print_edits(edits: Edits, root: str) -> None:
@@ -146,7 +172,9 @@ def _print_edits(edits: Edits, root: str) -> None:
     )
     if edits.proc:
         _print_proc(edits.proc)
+    _section("Written files", ("File", "Why"), ((edit.path, edit.why) for edit in edits.files))
     _section("Environment", ("Variable", "Value"), edits.env.items())
+    _section("Left out", ("What", "Why"), ((each.what, each.why) for each in edits.left_out))
     if edits.warnings:
         heading("\nWarnings")
         for warning in edits.warnings:

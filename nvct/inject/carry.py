@@ -7,7 +7,8 @@ import os
 
 from nvct.errors import InjectionError, NvctError
 from nvct.inject import syscalls
-from nvct.inject.cgroup import DeviceCgroup
+from nvct.inject.cgroup import DeviceCgroup, RulesOutOfReach
+from nvct.inject.files import write_file
 from nvct.inject.ledger import Ledger
 from nvct.inject.links import make_link, remove_stale
 from nvct.inject.loader import update_loader_cache
@@ -17,7 +18,7 @@ from nvct.inject.procmask import ProcMask
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from nvct.inject.rootfs import ConfinedRoot
-    from nvct.model import DeviceEdit, Edits, LinkEdit, MountEdit
+    from nvct.model import DeviceEdit, Edits, FileEdit, LinkEdit, MountEdit
 
 
 def inject(edits: Edits, pid: int, root: ConfinedRoot, architecture: str, cgroups: bool = True) -> tuple[str, ...]:
@@ -76,13 +77,21 @@ class _Carrier:
         self.step = "take driver files from the host"
         for mount in self.edits.mounts:
             self._take_mount(mount)
-        self.step = "read /proc/driver/nvidia"
-        self._mask = ProcMask(self.edits.proc) if self.edits.proc else None
         self.step = "open the container's namespaces"
-        self._owner = os.stat(f"/proc/{self._pid}")
+        owner = os.stat(f"/proc/{self._pid}")
+        self._owner = owner.st_uid, owner.st_gid
         self._namespace = os.open(f"/proc/{self._pid}/ns/mnt", os.O_RDONLY | os.O_CLOEXEC)
+        self.step = "read /proc/driver/nvidia"
+        self._mask = ProcMask(self.edits.proc, self._owner) if self.edits.proc else None
         self.step = "open the container's device cgroup"
-        self._cgroup = DeviceCgroup.of(self._pid) if self._with_cgroups else None
+        self._cgroup = self._open_cgroup() if self._with_cgroups else None
+
+    def _open_cgroup(self) -> DeviceCgroup | None:
+        try:
+            return DeviceCgroup.of(self._pid)
+        except RulesOutOfReach as error:
+            self.warnings.append(str(error))
+            return None
 
     def _take_mount(self, mount: MountEdit) -> None:
         try:
@@ -102,8 +111,9 @@ class _Carrier:
         # Only now are all nodes descriptors on old kernels too; still nothing has been done to the container.
         for device, tree in self._devices:
             check_device(tree, device.major, device.minor)
-        # In a user namespace nothing can be created by an id that the container's root does not map.
-        syscalls.set_file_owner(self._owner.st_uid, self._owner.st_gid)
+        # In a user namespace nothing can be created by an id that the container's root does not map. Its root may not
+        # write wherever the host's may, such as in a volume of the host's: from here on neither may we.
+        syscalls.set_file_owner(*self._owner)
 
     def furnish(self) -> None:
         self.step = "remove what an earlier start left"
@@ -116,6 +126,9 @@ class _Carrier:
         self.step = "make links"
         for link in self.edits.links:
             self._make_link(link)
+        self.step = "write files"
+        for file in self.edits.files:
+            self._write_file(file)
         self.step = "cover /proc/driver/nvidia"
         if self._mask and not self._mask.attach(self._root, self.ledger):
             self.warnings.append("the container has no /proc/driver/nvidia: nothing to cover there")
@@ -126,8 +139,14 @@ class _Carrier:
             )
         if self._cgroup:
             self.step = "allow devices in the container's cgroup"
-            numbers = [(device.major, device.minor) for device in self.edits.devices]
-            self.ledger.add("take back device rules", self._cgroup.allow(numbers))
+            self._allow_devices(self._cgroup)
+
+    def _allow_devices(self, cgroup: DeviceCgroup) -> None:
+        numbers = [(device.major, device.minor) for device in self.edits.devices]
+        try:
+            self.ledger.add("take back device rules", cgroup.allow(numbers))
+        except RulesOutOfReach as error:
+            self.warnings.append(str(error))
 
     def _wanted_paths(self) -> set[str]:
         return {mount.target for mount in self.edits.mounts} | {link.path for link in self.edits.links}
@@ -152,6 +171,16 @@ class _Carrier:
                 f"the container's root file system is read-only and has no files to mount on at "
                 f"{', '.join(read_only)}: add empty files there to the image, or let it be writable at start"
             )
+
+    def _write_file(self, file: FileEdit) -> None:
+        """Never fails a start: a read-only folder, or whatever else the image has there, costs the file only."""
+        steps = len(self.ledger)
+        try:
+            write_file(file, self._places, self.ledger)
+        except (OSError, InjectionError) as error:
+            self.ledger.roll_back(steps)
+            reason = error.strerror if isinstance(error, OSError) else str(error)
+            self.warnings.append(f"{file.path}: {reason}, left out ({file.why})")
 
     def _make_link(self, link: LinkEdit) -> None:
         """Where the image has a regular file of the link's name, the library is mounted on that instead: the image

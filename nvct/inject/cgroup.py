@@ -9,6 +9,7 @@ from __future__ import annotations
 import errno
 import os
 
+from nvct import userns
 from nvct.errors import InjectionError
 from nvct.inject import bpf, device_program
 from nvct.inject.syscalls import CGROUP2_MAGIC, filesystem_magic
@@ -26,11 +27,19 @@ _ATTEMPTS = 10
 
 _ACCESS = "nvct must run as root, while the container is there"
 _NO_RULES = "switch device rules off (`cgroups: false` in nvct's settings)"
+_OUT_OF_REACH = (
+    "a rootless engine cannot change device rules, so the host's rules and the nodes' modes decide; "
+    "`cgroups: false` in nvct's settings keeps nvct from trying"
+)
 _ENGINE = "let the engine allow the devices, by a CDI spec"
 _PROGRAM_ADVICE = {
     errno.ENOENT: f"the programs change all the time, or a BPF link holds one: {_ENGINE}",
     errno.EPERM: "the hook needs CAP_BPF and CAP_NET_ADMIN, or CAP_SYS_ADMIN",
 }
+
+
+class RulesOutOfReach(InjectionError):
+    """The caller is in a user namespace, where no device rule can be changed: those of the host decide."""
 
 
 class DeviceCgroup:
@@ -39,24 +48,32 @@ class DeviceCgroup:
     def __init__(self, path: str) -> None:
         self.path = path
         # Read now: after the caller has entered the container, /proc is the container's.
-        self._rootless = _in_user_namespace()
+        self._rootless = userns.is_nested()
 
     @staticmethod
     def of(pid: int) -> DeviceCgroup:
-        """The cgroup of the process `pid`, v2 where /sys/fs/cgroup is one, else v1, as runc decides. InjectionError."""
+        """The cgroup of the process `pid`, v2 where /sys/fs/cgroup is one, else v1, as runc decides.
+
+        Raises RulesOutOfReach where a user namespace keeps it away, InjectionError for what else fails.
+        """
         try:
             if _is_cgroup2(CGROUP_ROOT):
                 return _Version2(_folder_of(pid, ""))
             return _Version1(_folder_of(pid, "devices"))
         except OSError as error:
             step = f"cannot open the device cgroup of process {pid}: {error.filename}"
-            raise _failure(step, error, _ACCESS, _in_user_namespace()) from None
+            raise _failure(step, error, _ACCESS, userns.is_nested()) from None
+        except InjectionError as error:
+            if userns.is_nested():
+                raise RulesOutOfReach(f"{error}; {_OUT_OF_REACH}") from None
+            raise
 
     def allow(self, numbers: Sequence[tuple[int, int]]) -> Callable[[], None]:
         """Let the cgroup read and write the character devices (major, minor), and return what takes exactly this back.
 
-        What was allowed before stays so, also after the undo. When a device cannot be allowed, none is: InjectionError.
-        The undo raises OSError, also when it happens in here. It needs the descriptors: not after `close`.
+        What was allowed before stays so, also after the undo. When a device cannot be allowed, none is: InjectionError,
+        or RulesOutOfReach where that is because of a user namespace. The undo raises OSError, also when it happens in
+        here. It needs the descriptors: not after `close`.
         """
         raise NotImplementedError
 
@@ -74,13 +91,22 @@ class _Version1(DeviceCgroup):
     def __init__(self, path: str) -> None:
         super().__init__(path)
         self._files: dict[str, int] = {}
-        modes = {"devices.list": os.O_RDONLY, "devices.allow": os.O_WRONLY, "devices.deny": os.O_WRONLY}
+        self._closed_to_us: OSError | None = None
         try:
-            for name, mode in modes.items():
-                self._files[name] = os.open(f"{path}/{name}", mode | os.O_CLOEXEC)
+            self._files["devices.list"] = os.open(f"{path}/devices.list", os.O_RDONLY | os.O_CLOEXEC)
+            self._open_for_writing()
         except OSError:
             self.close()
             raise
+
+    def _open_for_writing(self) -> None:
+        try:
+            for name in ("devices.allow", "devices.deny"):
+                self._files[name] = os.open(f"{self.path}/{name}", os.O_WRONLY | os.O_CLOEXEC)
+        except PermissionError as error:
+            if not self._rootless:
+                raise
+            self._closed_to_us = error  # which matters only when the rules that are there do not do
 
     def allow(self, numbers: Sequence[tuple[int, int]]) -> Callable[[], None]:
         try:
@@ -91,6 +117,8 @@ class _Version1(DeviceCgroup):
         for major, minor in dict.fromkeys(numbers):
             if allows(rules, major, minor):
                 continue
+            if self._closed_to_us:
+                raise self._failed("cannot open devices.allow", self._closed_to_us, _ACCESS)
             rule = f"c {major}:{minor} rw"
             try:
                 os.write(self._files["devices.allow"], rule.encode())
@@ -315,11 +343,8 @@ def _unescape(text: str) -> str:
 
 
 def _failure(step: str, error: OSError, advice: str, rootless: bool) -> InjectionError:
-    if rootless and error.errno in (errno.EPERM, errno.EACCES):
-        advice = f"a rootless engine cannot change device rules: {_NO_RULES}, the modes of the nodes decide then"
     code = errno.errorcode.get(error.errno or 0, str(error.errno))
-    return InjectionError(f"{step}: {error.strerror} ({code}); {advice}")
-
-
-def _in_user_namespace() -> bool:
-    return _read("/proc/self/uid_map").split() != ["0", "0", "4294967295"]
+    what = f"{step}: {error.strerror} ({code})"
+    if rootless and error.errno in (errno.EPERM, errno.EACCES):
+        return RulesOutOfReach(f"{what}; {_OUT_OF_REACH}")
+    return InjectionError(f"{what}; {advice}")

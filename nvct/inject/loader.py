@@ -7,10 +7,9 @@ the host's rights, and either takes a hundred times as long.
 from __future__ import annotations
 
 import os
-from stat import S_ISLNK
 
 from nvct import ldcache
-from nvct.inject.links import replace_link
+from nvct.inject.files import replace_file
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -44,7 +43,7 @@ def update_loader_cache(
 
     new = ldcache.merge(old, add, is_stale)
     if new != old:
-        _write(parent, old, new, ledger)
+        replace_file(parent, NAME, new, None, old, ledger, PATH)
     return ()
 
 
@@ -63,48 +62,3 @@ def _read(places: Places, parent: int) -> bytes | None:
         return places.root.read(anchor, PATH, ldcache.MAX_SIZE)
     finally:
         os.close(anchor)
-
-
-def _write(parent: int, old: bytes | None, new: bytes, ledger: Ledger) -> None:
-    """Replace the cache in one step: a program that starts meanwhile reads the old one or the new one.
-
-    Where the image has a link there, the link is replaced, not what it leads to.
-    """
-    status = _status(parent)
-    if status is None:
-        _put(parent, new, 0o644)
-        ledger.add(f"remove {PATH}", lambda: os.unlink(NAME, dir_fd=parent))
-    elif S_ISLNK(status.st_mode):
-        text = os.readlink(NAME, dir_fd=parent)
-        _put(parent, new, 0o644)
-        ledger.add(f"restore {PATH}", lambda: replace_link(parent, NAME, text))
-    else:
-        mode, times = status.st_mode & 0o777, (status.st_atime_ns, status.st_mtime_ns)
-        _put(parent, new, mode)
-        ledger.add(f"restore {PATH}", lambda: _put(parent, old or b"", mode, times))
-
-
-def _status(parent: int) -> os.stat_result | None:
-    try:
-        return os.stat(NAME, dir_fd=parent, follow_symlinks=False)
-    except FileNotFoundError:
-        return None
-
-
-def _put(parent: int, content: bytes, mode: int, times: tuple[int, int] | None = None) -> None:
-    aside = f".{NAME}.nvct-{os.getpid()}"
-    flags = os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC
-    descriptor = os.open(aside, flags, 0o600, dir_fd=parent)
-    try:
-        rest = memoryview(content)
-        while rest:
-            rest = rest[os.write(descriptor, rest) :]
-        os.fchmod(descriptor, mode)
-        if times:
-            os.utime(descriptor, ns=times)
-        os.rename(aside, NAME, src_dir_fd=parent, dst_dir_fd=parent)
-    except OSError:
-        os.unlink(aside, dir_fd=parent)
-        raise
-    finally:
-        os.close(descriptor)

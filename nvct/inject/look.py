@@ -4,11 +4,43 @@ from __future__ import annotations
 
 import os
 
+from nvct.inject import syscalls
+from nvct.inject.compat import find_compat
 from nvct.model import ContainerRoot
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from nvct.inject.rootfs import ConfinedRoot
+
+
+# What musl's loader searches when its file does not say otherwise (musl, ldso/dynlink.c).
+_MUSL_FOLDERS = "/lib:/usr/local/lib:/usr/lib\n"
+_MOST_TEXT = 1 << 16
+
+# Programs and libraries that show for which machine an image is: nearly every image has one of them.
+_TELLING = (
+    "/bin/sh",
+    "/lib64/libc.so.6",
+    "/usr/lib64/libc.so.6",
+    "/lib/libc.so.6",
+    "/lib/x86_64-linux-gnu/libc.so.6",
+    "/lib/aarch64-linux-gnu/libc.so.6",
+)
+# e_machine of an ELF header, the 19th and 20th byte. Files for 32-bit programs tell nothing about the others.
+_MACHINES = {62: "x86_64", 183: "aarch64", 21: "ppc64le", 22: "s390x", 243: "riscv64"}
+
+
+def look_as_its_root(root: ConfinedRoot, pid: int) -> ContainerRoot:
+    """What `look` finds with the rights of root in the container of process `pid`.
+
+    A link of the image can lead to a volume that root of a user namespace may not read: nvct reads it for nobody.
+    """
+    owner = os.stat(f"/proc/{pid}")
+    syscalls.set_file_owner(owner.st_uid, owner.st_gid)
+    try:
+        return look(root)
+    finally:
+        syscalls.set_file_owner(os.geteuid(), os.getegid())
 
 
 def look(root: ConfinedRoot) -> ContainerRoot:
@@ -17,6 +49,9 @@ def look(root: ConfinedRoot) -> ContainerRoot:
         debian=root.exists("/etc/debian_version"),
         lib32=root.exists("/usr/lib32"),
         lib_is_lib64=lib is not None and lib == lib64,
+        compat=find_compat(root),
+        musl=_musl(root),
+        architecture=_architecture(root),
     )
 
 
@@ -28,3 +63,36 @@ def _identity(root: ConfinedRoot, path: str) -> tuple[int, int] | None:
     status = os.fstat(descriptor)
     os.close(descriptor)
     return status.st_dev, status.st_ino
+
+
+def _musl(root: ConfinedRoot) -> str | None:
+    architecture = os.uname().machine
+    if not root.exists(f"/lib/ld-musl-{architecture}.so.1"):
+        return None
+    listed = _start_of(root, f"/etc/ld-musl-{architecture}.path", _MOST_TEXT)
+    try:
+        return _MUSL_FOLDERS if listed is None else listed.decode()
+    except UnicodeDecodeError:
+        return None  # which could not be written back as it was
+
+
+def _architecture(root: ConfinedRoot) -> str:
+    for path in _TELLING:
+        header = _start_of(root, path, 20)
+        if header and header.startswith(b"\x7fELF") and len(header) == 20:
+            return _MACHINES.get(int.from_bytes(header[18:20], "big" if header[5] == 2 else "little"), "")
+    return ""
+
+
+def _start_of(root: ConfinedRoot, path: str, most: int) -> bytes | None:
+    """The first bytes of a file; None where none can be read."""
+    try:
+        anchor = root.open(path)
+    except OSError:
+        return None
+    try:
+        return root.read_start(anchor, path, most)
+    except OSError:
+        return None
+    finally:
+        os.close(anchor)

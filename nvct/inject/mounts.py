@@ -2,8 +2,9 @@
 
 A tree is taken as a descriptor before the container's mount namespace is entered, and attached by descriptor, so no
 path string of the host is resolved where the container could interfere, and none of the container's is resolved twice.
-Kernels before 5.2 cannot detach a mount: there a tree is opened after entering and before any path of the container
-is touched, and bound by descriptor with mount(2).
+Kernels before 5.2 cannot detach a mount, nor can a user namespace without a mount namespace of its own: there a tree is
+taken after entering and before any path of the container is touched, and on the old kernels bound by descriptor with
+mount(2).
 """
 
 from __future__ import annotations
@@ -27,6 +28,8 @@ _ATTRIBUTES = {
     "noexec": (syscalls.MOUNT_ATTR_NOEXEC, syscalls.MS_NOEXEC),
 }
 
+_FLAGS = syscalls.MS_RDONLY | syscalls.MS_NOSUID | syscalls.MS_NODEV | syscalls.MS_NOEXEC
+
 # Read-only, so that root in the container cannot change the owner or mode of the host's node; reading and writing the
 # device itself is not concerned by that. `nodev` would forbid the very use of it.
 DEVICE_OPTIONS = ("ro", "nosuid", "noexec")
@@ -39,16 +42,20 @@ class HostTree:
         self.source = source
         self._options = [_ATTRIBUTES[option] for option in options if option in _ATTRIBUTES]
         self._lift_nodev = "nodev" not in options
-        self._detached = True
+        self._detached = False
         self._attached = False
+        self.descriptor = -1
+        self._detach()
+
+    def _detach(self) -> None:
         try:
-            self.descriptor = syscalls.open_tree(source)
+            self.descriptor = syscalls.open_tree(self.source)
         except OSError as error:
-            if error.errno != errno.ENOSYS:
+            # EPERM: in a user namespace that has no mount namespace of its own nothing can be detached.
+            if error.errno not in (errno.ENOSYS, errno.EPERM):
                 raise
-            self._detached = False
-            self.descriptor = -1
             return
+        self._detached = True
         self._set_attributes()
 
     def _set_attributes(self) -> None:
@@ -58,12 +65,19 @@ class HostTree:
             syscalls.mount_setattr(self.descriptor, wanted, lifted, self.source)
             self._remount = False
         except OSError as error:
-            if error.errno != errno.ENOSYS:
+            if error.errno == errno.EPERM and lifted:  # locked by the user namespace outside of ours
+                syscalls.mount_setattr(self.descriptor, wanted, 0, self.source)
+                self._remount = False
+            elif error.errno == errno.ENOSYS:
+                self._remount = True  # 5.2 to 5.11: options can only be set once the mount is attached
+            else:
                 raise
-            self._remount = True  # 5.2 to 5.11: options can only be set once the mount is attached
 
     def open_inside(self) -> None:
-        """Open the source after entering the container's mount namespace, where it could not be taken before."""
+        """Take the source after entering the container's mount namespace, where it could not be taken before."""
+        if self._detached:
+            return
+        self._detach()
         if not self._detached:
             self.descriptor = os.open(self.source, os.O_PATH | os.O_CLOEXEC)
             self._remount = True
@@ -81,8 +95,8 @@ class HostTree:
             mounted = self._bind(root, target)
         ledger.add(f"unmount {target.path}", lambda: _unmount(root, mounted, target.path))
         if self._remount:
-            flags = syscalls.MS_REMOUNT | syscalls.MS_BIND | sum(flag for _, flag in self._options)
-            _mount_by_descriptor(root, "", mounted, flags, target.path)
+            self._set_flags(root, mounted, target.path)
+        self._check_that_devices_work(mounted)
 
     def _bind(self, root: ConfinedRoot, target: Place) -> int:
         _mount_by_descriptor(root, str(self.descriptor), target.descriptor, syscalls.MS_BIND, target.path)
@@ -90,6 +104,25 @@ class HostTree:
         if not same_file(os.fstat(mounted), self.status()):
             raise InjectionError(f"{target.path} was changed in the container while {self.source} was mounted on it")
         return mounted
+
+    def _set_flags(self, root: ConfinedRoot, mounted: int, path: str) -> None:
+        """Add our options to those that the mount has: a user namespace may take none of them away (EPERM)."""
+        kept = os.fstatvfs(mounted).f_flag & _FLAGS
+        flags = syscalls.MS_REMOUNT | syscalls.MS_BIND | kept | sum(flag for _, flag in self._options)
+        lifted = syscalls.MS_NODEV if self._lift_nodev else 0
+        try:
+            _mount_by_descriptor(root, "", mounted, flags & ~lifted, path)
+        except OSError as error:
+            if error.errno != errno.EPERM or not kept & lifted:
+                raise
+            _mount_by_descriptor(root, "", mounted, flags, path)
+
+    def _check_that_devices_work(self, mounted: int) -> None:
+        if S_ISCHR(self.status().st_mode) and os.fstatvfs(mounted).f_flag & syscalls.MS_NODEV:
+            raise InjectionError(
+                f"{self.source} lies on a file system that is mounted nodev, which cannot be lifted in a user "
+                "namespace: have root mount it with `dev`, or let `dev_root` in nvct's settings name another place"
+            )
 
 
 class Place:
@@ -139,13 +172,24 @@ class Places:
             found = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=parent)
         if S_ISLNK(os.fstat(found).st_mode):
             os.close(found)
-            found = self.root.open(path)
+            found = self._behind_link(path, parent, name, is_folder)
         if S_ISDIR(os.fstat(found).st_mode) != is_folder:
             wanted, there = ("a folder", "a file") if is_folder else ("a file", "a folder")
             raise InjectionError(
                 f"{path} is to be {wanted}, but the container has {there} there: remove it from the image"
             )
         return Place(path, found, parent, name)
+
+    def _behind_link(self, path: str, parent: int, name: str, is_folder: bool) -> int:
+        """What the link leads to; one that leads nowhere, as of another driver's file, makes room."""
+        try:
+            return self.root.open(path)
+        except FileNotFoundError:
+            text = os.readlink(name, dir_fd=parent)
+        os.unlink(name, dir_fd=parent)
+        self._ledger.add(f"restore {path}", lambda: os.symlink(text, name, dir_fd=parent))
+        self._make(parent, name, is_folder)
+        return os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=parent)
 
     def _make(self, parent: int, name: str, is_folder: bool) -> None:
         if is_folder:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import errno
 import os
+from stat import S_ISDIR
 
 from nvct.errors import InjectionError
 from nvct.inject import syscalls
@@ -26,28 +27,25 @@ _MOST_TEXT = 1 << 16
 
 
 class ProcMask:
-    """Built on the host's side before the container is entered, attached inside."""
+    """What it shows is taken on the host's side before the container is entered; it is made and attached inside.
 
-    def __init__(self, edit: ProcEdit) -> None:
+    `owner`, the ids of the container's root, owns it: a container in a user namespace can make nothing of other ids.
+    """
+
+    def __init__(self, edit: ProcEdit, owner: tuple[int, int]) -> None:
+        # Writable for its owner, who fills it; the mount becomes read-only in the end.
+        self._options = {"mode": "0755", "uid": str(owner[0]), "gid": str(owner[1])}
         self.texts = {
             name: _text(f"{edit.source}/{name}") for name in edit.files if os.path.exists(f"{edit.source}/{name}")
         }
         names = [f"gpus/{name}" for name in edit.gpus] + [f"capabilities/{name}" for name in edit.capabilities]
         self.trees = {name: HostTree(f"{edit.source}/{name}", _TREE_OPTIONS) for name in names}
         self._folders = {f"gpus/{name}" for name in edit.gpus}
-        try:
-            self._tmpfs = syscalls.new_tmpfs("0555", TARGET)
-        except OSError as error:
-            if error.errno != errno.ENOSYS:
-                raise
-            self._tmpfs = -1
-        else:
-            self._fill(self._tmpfs)
 
     def _fill(self, tmpfs: int) -> None:
         for name, text in self.texts.items():
             _write(tmpfs, name, text)
-        os.mkdir("gpus", 0o555, dir_fd=tmpfs)  # empty when no GPU is visible, as a node without one has it
+        os.mkdir("gpus", 0o755, dir_fd=tmpfs)  # empty when no GPU is visible, as a node without one has it
         for name in self.trees:
             folder = name if name in self._folders else os.path.dirname(name)
             _make_folders(tmpfs, folder)
@@ -67,27 +65,46 @@ class ProcMask:
         except FileNotFoundError:
             return False
         if not self._is_shown_by(root, there):
-            tmpfs = self._cover(root, there, ledger)
-            for name, tree in self.trees.items():
-                self._attach_tree(root, tmpfs, name, tree, ledger)
-            _make_read_only(root, tmpfs)
+            try:
+                self._show(root, there, ledger)
+            except OSError as error:
+                raise InjectionError(
+                    f"{TARGET}: {error.strerror} ({errno.errorcode.get(error.errno or 0)}); where mounts below /proc "
+                    "are refused, set `mask_proc: false` in nvct's settings: the container then sees every GPU there"
+                ) from error
         os.close(there)
         return True
 
+    def _show(self, root: ConfinedRoot, there: int, ledger: Ledger) -> None:
+        tmpfs = self._cover(root, there, ledger)
+        for name, tree in self.trees.items():
+            self._attach_tree(root, tmpfs, name, tree, ledger)
+        _make_read_only(root, tmpfs)
+
     def _cover(self, root: ConfinedRoot, there: int, ledger: Ledger) -> int:
-        if self._tmpfs >= 0:
-            syscalls.move_mount(self._tmpfs, there, TARGET)
-            tmpfs = self._tmpfs
-        else:
-            os.fchdir(root.own_descriptors)
-            flags = syscalls.MS_NOSUID | syscalls.MS_NODEV | syscalls.MS_NOEXEC
-            syscalls.mount("tmpfs", str(there), "tmpfs", flags, "mode=0555", TARGET)
-            tmpfs = root.open(TARGET, os.O_PATH | os.O_DIRECTORY)
-            if syscalls.filesystem_magic(tmpfs, TARGET) != syscalls.TMPFS_MAGIC:
-                raise InjectionError(f"{TARGET} was changed in the container while it was covered")
-        ledger.add(f"uncover {TARGET}", lambda: _uncover(root, tmpfs))
-        if self._tmpfs < 0:
+        """Put the tmpfs there, filled before it is attached, where the kernel can do that."""
+        try:
+            tmpfs = syscalls.new_tmpfs(self._options, TARGET)
+        except OSError as error:
+            if error.errno != errno.ENOSYS:
+                raise
+            tmpfs = self._mount(root, there)
+            ledger.add(f"uncover {TARGET}", lambda: _uncover(root, tmpfs))
             self._fill(tmpfs)
+        else:
+            self._fill(tmpfs)
+            syscalls.move_mount(tmpfs, there, TARGET)
+            ledger.add(f"uncover {TARGET}", lambda: _uncover(root, tmpfs))
+        return tmpfs
+
+    def _mount(self, root: ConfinedRoot, there: int) -> int:
+        os.fchdir(root.own_descriptors)
+        flags = syscalls.MS_NOSUID | syscalls.MS_NODEV | syscalls.MS_NOEXEC
+        options = ",".join(f"{name}={value}" for name, value in self._options.items())
+        syscalls.mount("tmpfs", str(there), "tmpfs", flags, options, TARGET)
+        tmpfs = root.open(TARGET, os.O_PATH | os.O_DIRECTORY)
+        if syscalls.filesystem_magic(tmpfs, TARGET) != syscalls.TMPFS_MAGIC:
+            raise InjectionError(f"{TARGET} was changed in the container while it was covered")
         return tmpfs
 
     def _attach_tree(self, root: ConfinedRoot, tmpfs: int, name: str, tree: HostTree, ledger: Ledger) -> None:
@@ -129,7 +146,7 @@ def _make_folders(tmpfs: int, path: str) -> None:
     parts = path.split("/")
     for depth in range(1, len(parts) + 1):
         try:
-            os.mkdir("/".join(parts[:depth]), 0o555, dir_fd=tmpfs)
+            os.mkdir("/".join(parts[:depth]), 0o755, dir_fd=tmpfs)
         except FileExistsError:
             continue
 
@@ -140,9 +157,10 @@ def _collect(root: ConfinedRoot, folder: int, prefix: str, opaque: set[str], fou
     for name in os.listdir(listing):
         path = prefix + name
         descriptor = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=folder)
-        if path in opaque or path.startswith("capabilities/") and path.endswith("/access"):
+        is_folder = S_ISDIR(os.stat(name, dir_fd=folder, follow_symlinks=False).st_mode)
+        if path in opaque or path.startswith("capabilities/") and not is_folder:
             found[path] = b""
-        elif os.stat(name, dir_fd=folder, follow_symlinks=False).st_mode & 0o170000 == 0o040000:
+        elif is_folder:
             _collect(root, descriptor, path + "/", opaque, found)
         else:
             found[path] = root.read(descriptor, path, _MOST_TEXT)

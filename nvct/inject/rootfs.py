@@ -133,14 +133,19 @@ class ConfinedRoot:
     def read(self, anchor: int, path: str, most: int) -> bytes:
         """The content of the regular file that the O_PATH descriptor `anchor` stands for; OSError EFBIG past `most`
         bytes.
+        """
+        size = os.fstat(anchor).st_size
+        if size > most:
+            raise OSError(errno.EFBIG, f"{size} bytes, the limit is {most}", path)
+        return self.read_start(anchor, path, most)
+
+    def read_start(self, anchor: int, path: str, most: int) -> bytes:
+        """At most `most` bytes from the start of the regular file that the O_PATH descriptor `anchor` stands for.
 
         Only a regular file is ever opened: opening a fifo waits, opening a device can act.
         """
-        status = os.fstat(anchor)
-        if not S_ISREG(status.st_mode):
+        if not S_ISREG(os.fstat(anchor).st_mode):
             raise OSError(errno.EINVAL, "not a regular file", path)
-        if status.st_size > most:
-            raise OSError(errno.EFBIG, f"{status.st_size} bytes, the limit is {most}", path)
         descriptor = self.reopen(anchor, os.O_RDONLY)
         try:
             return _read_up_to(descriptor, most)

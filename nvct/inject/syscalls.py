@@ -166,11 +166,12 @@ def mount_setattr(mount: int, set_: int, clear: int, about: str) -> None:
     call("mount_setattr", mount, b"", AT_EMPTY_PATH | AT_RECURSIVE, attributes, len(attributes), about=about)
 
 
-def new_tmpfs(mode: str, about: str) -> int:
-    """A detached, empty tmpfs whose root has `mode` (octal digits)."""
+def new_tmpfs(options: dict[str, str], about: str) -> int:
+    """A detached, empty tmpfs with the mount options of tmpfs(5): mode (octal digits), uid, gid."""
     context = call("fsopen", b"tmpfs", FSOPEN_CLOEXEC, about=about)
     try:
-        call("fsconfig", context, FSCONFIG_SET_STRING, b"mode", mode.encode(), 0, about=about)
+        for name, value in options.items():
+            call("fsconfig", context, FSCONFIG_SET_STRING, name.encode(), value.encode(), 0, about=about)
         call("fsconfig", context, FSCONFIG_CMD_CREATE, None, None, 0, about=about)
         return call(
             "fsmount", context, FSMOUNT_CLOEXEC, MOUNT_ATTR_NOSUID | MOUNT_ATTR_NODEV | MOUNT_ATTR_NOEXEC, about=about
@@ -203,6 +204,8 @@ def filesystem_magic(descriptor: int, about: str) -> int:
 def set_file_owner(uid: int, gid: int) -> None:
     """Files are created, and permissions checked, as this user from now on (fsuid, fsgid). These calls cannot fail
     visibly.
+
+    The kernel takes the capabilities about files from whoever is no longer root there, and gives them back to root.
     """
     call("setfsgid", gid)
     call("setfsuid", uid)

@@ -1,5 +1,7 @@
 """The inventory that an earlier start left in /run/nvct, and whether it still describes this node.
 
+Callers that are not the machine's root keep theirs in a folder of their own, and use root's while that is fresh.
+
 On the hook's hot path: whether the inventory is fresh is decided from /proc and stat alone. The file also keeps the
 parsed settings, so that a hook with a fresh inventory reads no YAML. Its form:
 `{"schema": 1, "stamp": {...}, "settings": {...}, "inventory": {...}}`.
@@ -13,7 +15,7 @@ import time
 from binascii import crc32
 from fcntl import LOCK_EX, LOCK_NB, flock
 
-from nvct import fastjson, settings
+from nvct import fastjson, settings, userns
 from nvct.errors import ConfigError, NvctError
 from nvct.model import SCHEMA
 from nvct.node import procfs, roots
@@ -41,12 +43,38 @@ SOCKETS = (
     "/var/run/nvidia-fabricmanager/socket",
     "/tmp/nvidia-mps",
 )
+# The same as in `extras` (a test holds that), below /dev.
+_NODE_FOLDERS = ("/dri", "/infiniband", "/nvidia-caps-imex-channels")
+_NODE_PREFIXES = ("nvidia-fs", "nvidia-nvswitch", "gdrdrv")
+# The driver store of `wsl`, which is as slow to import.
+WSL_STORE = "/usr/lib/wsl/drivers"
 _OTHERS_CAN_WRITE = 0o022
 
 
-def cache_path(config_path: str, run_dir: str = RUN_DIR) -> str:
-    """Where the inventory of a settings file is kept: each file has its own, the default file the plain name."""
-    return f"{run_dir}/{_cache_name(config_path)}"
+def own_run_dir() -> str:
+    """The folder in which this caller keeps inventories: root in /run/nvct, others where they alone can write.
+
+    The environment has no say in it, since a hook's comes from whoever wrote the image: for the user with the host's
+    id U it is nvct in /run/user/U, which is what XDG_RUNTIME_DIR is by convention, or /tmp/nvct-U where nobody has
+    logged in as that user.
+    """
+    uid = userns.outer_uid()
+    if uid == 0:
+        return RUN_DIR
+    runtime_dir = f"/run/user/{uid}"
+    try:
+        is_ours = os.lstat(runtime_dir).st_uid == os.geteuid()
+    except OSError:
+        is_ours = False
+    return f"{runtime_dir}/nvct" if is_ours else f"/tmp/nvct-{uid}"
+
+
+def cache_path(config_path: str, run_dir: str = "") -> str:
+    """Where the inventory of a settings file is kept: each file has its own, the default file the plain name.
+
+    `run_dir` is the folder, `own_run_dir` by default, here and below.
+    """
+    return f"{run_dir or own_run_dir()}/{_cache_name(config_path)}"
 
 
 def _cache_name(config_path: str) -> str:
@@ -55,12 +83,17 @@ def _cache_name(config_path: str) -> str:
     return f"inventory-{crc32(os.fsencode(config_path)):08x}.json"
 
 
-def load(config_path: str, run_dir: str = RUN_DIR) -> tuple[Settings, Inventory] | None:
-    """The kept settings and inventory when they are fresh, else None.
+def load(config_path: str, run_dir: str = "") -> tuple[Settings, Inventory] | None:
+    """The kept settings and inventory when they are fresh, else None; the caller's own before root's.
 
     None too when there is no file, when another version of nvct wrote it, and when anyone but root (or the caller)
     could have written it: the answer decides which devices a container gets.
     """
+    folders = (run_dir,) if run_dir else dict.fromkeys((own_run_dir(), RUN_DIR))
+    return next(filter(None, (_load_from(folder, config_path) for folder in folders)), None)
+
+
+def _load_from(run_dir: str, config_path: str) -> tuple[Settings, Inventory] | None:
     text = _read_trusted(run_dir, _cache_name(config_path))
     if text is None:
         return None
@@ -83,11 +116,12 @@ def stamp(config_path: str, chosen: Settings) -> dict[str, Any]:
     """
     return {
         "boot_id": procfs.read_boot_id(chosen.proc_root),
-        "driver_version": procfs.read_driver_version(chosen.proc_root),
+        "driver_version": _driver(chosen),
         "majors": procfs.read_majors(chosen.proc_root),
         "gpus": procfs.read_gpu_times(chosen.proc_root),
         "mig": procfs.read_access_times(chosen.proc_root),
         "nodes": _nodes(chosen),
+        "extra_nodes": _extra_nodes(chosen),
         "sockets": [os.path.lexists(roots.on_host(chosen.root, path)) for path in SOCKETS],
         "loader_cache": identity(roots.on_host(chosen.root, _LOADER_CACHE)),
         "settings_path": config_path,
@@ -95,10 +129,48 @@ def stamp(config_path: str, chosen: Settings) -> dict[str, Any]:
     }
 
 
+def _driver(chosen: Settings) -> str | dict[str, Any]:
+    """The module's version, or in the Windows Subsystem for Linux the drivers that Windows shows there."""
+    try:
+        return procfs.read_driver_version(chosen.proc_root)
+    except FileNotFoundError:
+        store = roots.on_host(chosen.root, WSL_STORE)
+        if not os.path.isdir(store):
+            raise
+        return {
+            **{name: identity(f"{store}/{name}/libnvidia-ml.so.1") for name in os.listdir(store)},
+            "/dev/dxg": [_device_number(roots.on_host(chosen.dev_root, "/dev/dxg"))],
+        }
+
+
 def _nodes(chosen: Settings) -> list[int | None] | list[list[int] | None]:
     if chosen.device_table:
         return [identity(chosen.device_table)]
     return [_device_number(roots.on_host(chosen.dev_root, path)) for path in CONTROL_NODES]
+
+
+def _extra_nodes(chosen: Settings) -> dict[str, int | None]:
+    """What changes whenever a node of graphics, of storage, of the network or of IMEX appears, goes or is made again.
+
+    Folders that hold nothing else change their time with it; /dev changes for anything, so there names are looked at.
+    """
+    if chosen.device_table:
+        return {}
+    dev = roots.on_host(chosen.dev_root, "/dev")
+    found: dict[str, int | None] = {}
+    for folder in _NODE_FOLDERS:
+        try:
+            found[folder] = os.stat(dev + folder).st_mtime_ns
+        except OSError:
+            continue
+    try:
+        names = os.listdir(dev)
+    except OSError:
+        return found
+    for name in sorted(names):
+        if name.startswith(_NODE_PREFIXES):
+            found[name] = _device_number(f"{dev}/{name}")
+    return found
 
 
 def _device_number(path: str) -> int | None:
@@ -117,9 +189,7 @@ def identity(path: str) -> list[int] | None:
     return [status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns]
 
 
-def store(
-    config_path: str, chosen: Settings, inventory: Inventory, taken: dict[str, Any], run_dir: str = RUN_DIR
-) -> None:
+def store(config_path: str, chosen: Settings, inventory: Inventory, taken: dict[str, Any], run_dir: str = "") -> None:
     """Keep an inventory, for everyone to read. `taken` is the `stamp` from before the discovery.
 
     The file is replaced in one step. The folder is made when absent. Raises OSError when that is not possible, and
@@ -134,19 +204,23 @@ def store(
         "inventory": inventory_to_json(inventory),
     }
     content = json.dumps(kept).encode()
-    folder = _open_folder(run_dir, make=True)
+    folder = _open_folder(run_dir or own_run_dir(), make=True)
     try:
         _replace(folder, _cache_name(config_path), content)
     finally:
         os.close(folder)
 
 
-def discard(config_path: str, run_dir: str = RUN_DIR) -> None:
-    """Forget the kept inventory: `recheck` has seen that it is wrong, which its stamp does not show."""
-    try:
+def discard(config_path: str, run_dir: str = "") -> bool:
+    """Forget the kept inventory: `recheck` has seen that it is wrong, which its stamp does not show.
+
+    False when one that looks fresh is left: root's, which the caller cannot remove.
+    """
+    try:  # noqa: SIM105  # contextlib is slow to import
         os.unlink(cache_path(config_path, run_dir))
     except FileNotFoundError:
-        return
+        pass
+    return load(config_path, run_dir) is None
 
 
 def _replace(folder: int, name: str, content: bytes) -> None:
@@ -174,8 +248,8 @@ class Lock:
     interpreter that discovers, and that one can take the usual lock.
     """
 
-    def __init__(self, run_dir: str = RUN_DIR, limit_s: float = 10.0, name: str = "lock") -> None:
-        self._run_dir = run_dir
+    def __init__(self, run_dir: str = "", limit_s: float = 10.0, name: str = "lock") -> None:
+        self._run_dir = run_dir or own_run_dir()
         self._name = name
         self._limit_s = limit_s
         self._handle = -1
@@ -231,7 +305,7 @@ def _read_trusted(run_dir: str, name: str) -> str | None:
         os.close(folder)
     with os.fdopen(handle, "rb") as stream:
         status = os.fstat(handle)
-        if not stat.S_ISREG(status.st_mode) or not _is_safe(status):
+        if not stat.S_ISREG(status.st_mode) or not _is_safe(status, run_dir):
             return None
         return stream.read().decode("utf-8", "replace")
 
@@ -242,12 +316,12 @@ def _open_folder(run_dir: str, make: bool) -> int:
         _make_folder(run_dir)
     handle = os.open(run_dir, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     status = os.fstat(handle)
-    if _is_safe(status):
+    if _is_safe(status, run_dir):
         return handle
     os.close(handle)
     raise ConfigError(
         f"{run_dir} has mode {stat.S_IMODE(status.st_mode):04o} and owner {status.st_uid}, expected a folder that "
-        f"only root can write to: remove it, or chown root {run_dir} and chmod 755 {run_dir}"
+        f"only root or uid {os.geteuid()} can write to: remove it, or chown and chmod 755 it"
     )
 
 
@@ -259,5 +333,10 @@ def _make_folder(run_dir: str) -> None:
     os.chmod(run_dir, 0o755)  # whatever the umask: ordinary users read the inventory
 
 
-def _is_safe(status: os.stat_result) -> bool:
-    return status.st_uid in (0, os.geteuid()) and not status.st_mode & _OTHERS_CAN_WRITE
+def _is_safe(status: os.stat_result, run_dir: str) -> bool:
+    """Whether nobody but root and the caller can have written it.
+
+    What shows up as the overflow uid is root's in /run, where root alone can put a folder, and anybody's elsewhere.
+    """
+    owners = userns.trusted_owners() if run_dir == RUN_DIR else {0, os.geteuid()}
+    return status.st_uid in owners and not status.st_mode & _OTHERS_CAN_WRITE

@@ -13,6 +13,8 @@ COMPUTE = "compute"
 VIDEO = "video"
 GRAPHICS = "graphics"
 NGX = "ngx"
+DISPLAY = "display"
+GDS = "gds"  # no driver capability, but what NVIDIA_GDS asks for
 
 NVML_STEM = "libnvidia-ml.so"
 
@@ -46,6 +48,19 @@ class Socket:
 
     paths: tuple[str, ...]
     capability: str
+
+
+@record
+class Config:
+    """A file that programs look for at a fixed place: a list of the driver's libraries for a loader, or its settings.
+
+    `name` is the path below one of `folders` on the host (the first that has it), and below `target` in a container.
+    """
+
+    name: str
+    target: str
+    capability: str
+    folders: tuple[str, ...]
 
 
 LIBRARIES = (
@@ -93,7 +108,7 @@ LIBRARIES = (
 )
 
 # Of the driver too, but no container has a use for them: the windows of nvidia-settings, safety-critical Vulkan, and
-# the library that describes a driver to container tools.
+# the library that describes a driver to container tools. The last two are a container toolkit's own.
 LEFT_OUT = (
     "libnvidia-gtk2.so",
     "libnvidia-gtk3.so",
@@ -101,6 +116,8 @@ LEFT_OUT = (
     "libnvidia-vksc-core.so",
     "libnvidia-sandboxutils.so",
     "libnvidia-api.so",
+    "libnvidia-container.so",
+    "libnvidia-container-go.so",
 )
 
 PROGRAMS = (
@@ -110,6 +127,7 @@ PROGRAMS = (
     Program("nv-fabricmanager", UTILITY),
     Program("nvidia-cuda-mps-control", COMPUTE),
     Program("nvidia-cuda-mps-server", COMPUTE),
+    Program("nvidia-xconfig", DISPLAY),
 )
 
 SOCKETS = (
@@ -117,6 +135,54 @@ SOCKETS = (
     Socket(("/run/nvidia-fabricmanager/socket", "/var/run/nvidia-fabricmanager/socket"), UTILITY),
     Socket(("/tmp/nvidia-mps",), COMPUTE),
 )
+
+# What the administrator has written goes before what a package brought.
+_SHARE_FOLDERS = ("/etc", "/usr/local/share", "/usr/share")
+# On Google's nodes the driver has a folder of its own, with Vulkan's files at its top.
+_VULKAN_FOLDERS = (*_SHARE_FOLDERS, "")
+
+_EGL_PLATFORMS = ("15_nvidia_gbm", "10_nvidia_wayland", "09_nvidia_wayland2", "20_nvidia_xcb", "20_nvidia_xlib")
+
+
+def configs(machine: str) -> tuple[Config, ...]:
+    """The driver's configuration files on a `machine` of `ARCHITECTURES`, the usual name of a file first."""
+    vulkan = (
+        "icd.d/nvidia_icd.json",
+        f"icd.d/nvidia_icd.{machine}.json",
+        "icd.d/nvidia_layers.json",
+        "implicit_layer.d/nvidia_layers.json",
+    )
+    share = [
+        ("glvnd/egl_vendor.d/10_nvidia.json", GRAPHICS),
+        *((f"egl/egl_external_platform.d/{name}.json", GRAPHICS) for name in _EGL_PLATFORMS),
+        ("nvidia/nvoptix.bin", GRAPHICS),
+        ("X11/xorg.conf.d/10-nvidia.conf", DISPLAY),
+        ("X11/xorg.conf.d/nvidia-drm-outputclass.conf", DISPLAY),
+    ]
+    return (
+        *(Config(name, "/usr/share", capability, _SHARE_FOLDERS) for name, capability in share),
+        *(Config(f"vulkan/{name}", "/etc", GRAPHICS, _VULKAN_FOLDERS) for name in vulkan),
+        Config("OpenCL/vendors/nvidia.icd", "/etc", COMPUTE, _SHARE_FOLDERS),
+        Config("cufile.json", "/etc", GDS, ("/etc",)),
+    )
+
+
+# cuFile finds the drives below a file system in udev's database.
+UDEV_FOLDER = "/run/udev"
+
+# Modules of an X server: the name, and the development name beside it ("" for none); {v} is the driver's version.
+XORG_MODULES = (("nvidia_drv.so", ""), ("libglxserver_nvidia.so.{v}", "libglxserver_nvidia.so"))
+_XORG_TOPS = ("/usr/lib/xorg", "/usr/lib64/xorg", "/usr/X11R6/lib", "/usr/X11R6/lib64")
+_XORG_SUBFOLDERS = ("modules/drivers", "modules/extensions", "modules/updates/drivers", "modules/updates/extensions")
+
+
+def xorg_folders(library_folders: tuple[str, ...]) -> tuple[str, ...]:
+    """Where an X server's modules lie, the likeliest first, given the folders that the driver's libraries are in."""
+    folders = []
+    for folder in library_folders:
+        folders += [f"{folder}/nvidia/xorg", *(f"{folder}/xorg/{inner}" for inner in _XORG_SUBFOLDERS)]
+    return (*folders, *(f"{top}/{inner}" for top in _XORG_TOPS for inner in _XORG_SUBFOLDERS))
+
 
 # The GPU's own firmware. It is part of every container's driver, whatever its capabilities; a file must name one.
 FIRMWARE_CAPABILITY = UTILITY
@@ -171,9 +237,14 @@ def other_folders(architecture: Architecture) -> tuple[str, ...]:
     )
 
 
-def firmware_folders(version: str) -> tuple[str, ...]:
-    """Where the kernel looks for the firmware of one driver version, in its order."""
-    return tuple(f"{folder}/nvidia/{version}" for folder in ("/lib/firmware/updates", "/lib/firmware"))
+def firmware_folders(version: str, kernel: str, custom: str) -> tuple[str, ...]:
+    """Where the kernel looks for the firmware of one driver version, in its order (firmware_class's fw_path).
+
+    `kernel` is its release, `custom` the folder that its parameter firmware_class.path names, "" for none.
+    """
+    base = "/lib/firmware"
+    folders = (custom, f"{base}/updates/{kernel}", f"{base}/updates", f"{base}/{kernel}", base)
+    return tuple(f"{folder}/nvidia/{version}" for folder in folders if folder)
 
 
 def stem_of(name: str) -> str:

@@ -7,9 +7,9 @@ when it is needed.
 from __future__ import annotations
 
 from nvct import settings
-from nvct.errors import ConfigError
+from nvct.errors import ConfigError, DriverError
 from nvct.node import cache
-from nvct.record import record
+from nvct.record import record, replace
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ class Current:
     warnings: tuple[str, ...] = ()
 
 
-def current(config_path: str, run_dir: str = cache.RUN_DIR) -> Current:
+def current(config_path: str, run_dir: str = "") -> Current:
     """The kept inventory when it is fresh, else discovered anew, by one of all who ask at the same time.
 
     Raises ConfigError for the settings file and DriverError for the driver, as `settings.load` and `discover` do.
@@ -41,7 +41,7 @@ def current(config_path: str, run_dir: str = cache.RUN_DIR) -> Current:
         return Current(*kept) if kept is not None else _discover(config_path, run_dir)
 
 
-def refresh(config_path: str, run_dir: str = cache.RUN_DIR) -> Current:
+def refresh(config_path: str, run_dir: str = "") -> Current:
     """A new inventory, however fresh the kept one looks; it is kept in its place. Raises as `current`."""
     with cache.Lock(run_dir):
         return _discover(config_path, run_dir)
@@ -49,11 +49,17 @@ def refresh(config_path: str, run_dir: str = cache.RUN_DIR) -> Current:
 
 def _discover(config_path: str, run_dir: str) -> Current:
     from nvct.node.discover import discover
+    from nvct.node.modules import prepare
 
     settings_identity = cache.identity(config_path)  # from before it is read, so that a change meanwhile is not missed
     chosen = settings.load(config_path)
+    notes = prepare(chosen)  # before the stamp: what it makes is part of the node
     taken, reason = _stamp(config_path, chosen)
-    inventory = discover(chosen)
+    try:
+        inventory = discover(chosen)
+    except DriverError as error:
+        raise DriverError("; ".join((str(error), *notes))) from None
+    inventory = replace(inventory, missing=notes + inventory.missing)
     if taken is not None:
         reason = _keep(config_path, chosen, inventory, {**taken, "settings": settings_identity}, run_dir)
     warnings = (f"every start asks NVML again, since the inventory cannot be kept: {reason}",) if reason else ()
@@ -72,7 +78,7 @@ def _keep(config_path: str, chosen: Settings, inventory: Inventory, taken: dict[
     try:
         cache.store(config_path, chosen, inventory, taken, run_dir)
     except OSError as error:
-        return f"{run_dir}: {error.strerror}"
+        return f"{cache.cache_path(config_path, run_dir)}: {error.strerror}"
     except ConfigError as error:
         return str(error)
     return ""

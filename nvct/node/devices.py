@@ -51,6 +51,7 @@ class Node:
 
 
 NodeReader = Callable[[str], "Node | None"]
+NodeNames = Callable[[str], list[str]]
 
 
 def node_reader(dev_root: str, device_table: str) -> NodeReader:
@@ -62,6 +63,17 @@ def node_reader(dev_root: str, device_table: str) -> NodeReader:
     if device_table:
         return _read_table(device_table).get
     return lambda path: _look_at(dev_root, path)
+
+
+def node_names(dev_root: str, device_table: str) -> NodeNames:
+    """A function from a folder below the device root to the names in it, in no order; none when there is no folder.
+
+    `device_table` as for `node_reader`.
+    """
+    if device_table:
+        paths = list(_read_table(device_table))
+        return lambda folder: [path.rpartition("/")[2] for path in paths if path.rpartition("/")[0] == folder]
+    return lambda folder: _names_in(on_host(dev_root, folder))
 
 
 def control_nodes(
@@ -97,6 +109,13 @@ def missing_node(read: NodeReader, path: str, major: int, minor: int, dev_root: 
     if (node.major, node.minor) != (major, minor):
         return f"{where} is {node.major}:{node.minor}, the loaded module has {major}:{minor}: rm {where}; {make}"
     return ""
+
+
+def _names_in(folder: str) -> list[str]:
+    try:
+        return os.listdir(folder)
+    except OSError:
+        return []
 
 
 def _look_at(dev_root: str, path: str) -> Node | None:

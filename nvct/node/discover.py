@@ -6,35 +6,15 @@ import os
 
 from nvct.errors import DriverError
 from nvct.model import BINARY, LIBRARY, DriverFile, Gpu, Inventory, MigDevice, Roots
-from nvct.node import catalog, files, nvml, procfs, verdicts
+from nvct.node import catalog, configs, extras, files, nvml, procfs, verdicts, wsl
 from nvct.node.catalog import Architecture
-from nvct.node.devices import NodeReader, control_nodes, missing_node, node_reader
+from nvct.node.devices import NodeReader, control_nodes, missing_node, node_names, node_reader
 from nvct.node.files import LibrarySearch
 from nvct.node.mig import profile_name
-from nvct.node.nvml import GpuAnswer, MigAnswer, Subject
+from nvct.node.nvml import GpuAnswer, MigAnswer, Subject, brand_name
 from nvct.node.roots import on_host
+from nvct.record import replace
 from nvct.settings import Settings
-
-# nvmlBrandType_t, in the words that NVIDIA_REQUIRE_* expressions compare with.
-_BRANDS = (
-    "Unknown",
-    "Quadro",
-    "Tesla",
-    "NVS",
-    "GRID",
-    "GeForce",
-    "TITAN",
-    "VApps",
-    "VPC",
-    "VCS",
-    "VWS",
-    "CloudGaming",
-    "QuadroRTX",
-    "NvidiaRTX",
-    "Nvidia",
-    "GeForceRTX",
-    "TitanRTX",
-)
 
 
 def discover(settings: Settings) -> Inventory:
@@ -46,6 +26,8 @@ def discover(settings: Settings) -> Inventory:
     """
     name = os.uname().machine
     architecture = _architecture(name)
+    if wsl.is_wsl(settings):
+        return wsl.discover_wsl(settings, name, architecture)
     version = _module_version(settings, architecture)
     libraries = files.find_libraries(settings.root, architecture, version, settings.library_search_path)
     read_node = node_reader(settings.dev_root, settings.device_table)
@@ -60,16 +42,18 @@ def discover(settings: Settings) -> Inventory:
         raise verdicts.version_mismatch(version, subject.version_path, {answer.driver_version: subject.library})
     majors = procfs.read_majors(settings.proc_root)
     nodes, no_control = control_nodes(read_node, majors, settings.dev_root)
-    gpus, no_capability = _gpus(settings, answer.gpus)
+    gpus, no_capability = _gpus(settings, answer.gpus, read_node)
     driver_files = (
         *libraries.files,
         *files.find_programs(settings.root),
-        *files.find_firmware(settings.root, version),
+        *files.find_firmware(settings.root, version, files.firmware_setting(settings.sys_root)),
         *files.find_sockets(settings.root),
+        *configs.find_configs(settings.root, name),
+        *configs.find_xorg_modules(settings.root, version, libraries.files),
     )
     return Inventory(
         driver_version=version,
-        cuda_version=f"{answer.cuda_version // 1000}.{answer.cuda_version % 1000 // 10}",
+        cuda_version=nvml.cuda_version(answer),
         architecture=name,
         roots=Roots(settings.root, settings.dev_root, settings.proc_root),
         majors=majors,
@@ -77,13 +61,15 @@ def discover(settings: Settings) -> Inventory:
         nodes=nodes,
         files=driver_files,
         missing=(
-            *(f"GPU {gpu['index']} is left out: NVML says {gpu['error']['text']}; see dmesg" for gpu in answer.broken),
+            *nvml.broken_gpus(answer),
             *no_capability,
             *no_control,
             *_missing_gpu_nodes(settings, read_node, majors, gpus),
             *_missing_files(version, driver_files),
             *libraries.notes,
         ),
+        extra_nodes=extras.extra_nodes(read_node, node_names(settings.dev_root, settings.device_table)),
+        mig_minors=extras.mig_minors(settings.proc_root),
     )
 
 
@@ -110,14 +96,20 @@ def _nvml_library(settings: Settings, architecture: Architecture, version: str, 
     raise verdicts.no_nvml(settings, architecture, version, search)
 
 
-def _gpus(settings: Settings, answers: tuple[GpuAnswer, ...]) -> tuple[tuple[Gpu, ...], list[str]]:
+def _gpus(
+    settings: Settings, answers: tuple[GpuAnswer, ...], read_node: NodeReader
+) -> tuple[tuple[Gpu, ...], list[str]]:
     missing: list[str] = []
-    gpus = tuple(_gpu(settings, answer, missing) for answer in answers)
-    return gpus, missing
+    gpus = []
+    for answer in answers:
+        gpu = _gpu(settings, answer, missing)
+        drm_nodes, lacks = extras.drm_nodes(settings.sys_root, gpu.proc_name, read_node, settings.dev_root)
+        missing += lacks
+        gpus.append(replace(gpu, drm_nodes=drm_nodes))
+    return tuple(gpus), missing
 
 
 def _gpu(settings: Settings, answer: GpuAnswer, missing: list[str]) -> Gpu:
-    brand = answer["brand"]
     mig_devices = (_mig_device(settings, answer, device, missing) for device in answer["mig_devices"])
     return Gpu(
         index=answer["index"],
@@ -125,7 +117,7 @@ def _gpu(settings: Settings, answer: GpuAnswer, missing: list[str]) -> Gpu:
         minor=answer["minor"],
         bus_id=answer["bus_id"],
         model=answer["model"],
-        brand=_BRANDS[brand] if 0 <= brand < len(_BRANDS) else _BRANDS[0],
+        brand=brand_name(answer["brand"]),
         compute_capability=".".join(map(str, answer["compute_capability"])),
         memory_mib=answer["memory_bytes"] >> 20,
         mig_enabled=answer["mig_enabled"],

@@ -1,4 +1,4 @@
-"""The driver's files below a driver root: libraries, programs, firmware, sockets.
+"""The driver's files below a driver root: libraries, programs, firmware, sockets; `configs` finds the others.
 
 Libraries are looked for through the root's loader cache *and* in folders: a cache built before the driver was installed
 lists none of it, and a driver in a folder of its own is listed nowhere else. What a file is, its ELF header decides,
@@ -21,6 +21,8 @@ from nvct.node.roots import on_host, resolve
 from nvct.record import record
 
 _LOADER_CACHE = "/etc/ld.so.cache"
+# Digits of a driver's branch; the libraries that have versions of their own count from 1.
+_DRIVER_BRANCH = 3
 _BY_STEM = {library.stem: library for library in catalog.LIBRARIES}
 
 
@@ -142,7 +144,7 @@ class _Search:
         library = _BY_STEM.get(stem)
         suffix = name[len(stem) + 1 :]
         if library is None:
-            if suffix == self.version and name.startswith("libnvidia-") and stem not in catalog.LEFT_OUT:
+            if stem and name.startswith("libnvidia-") and stem not in catalog.LEFT_OUT and not self._is_older(suffix):
                 self.unknown.append(name)
             return None
         if not library.versioned or suffix == self.version:
@@ -150,6 +152,10 @@ class _Search:
         if stem == catalog.NVML_STEM and is_version(suffix):
             self.other_versions.setdefault(suffix, on_host(self.root, path))
         return None
+
+    def _is_older(self, suffix: str) -> bool:
+        """Whether this is the version of another driver, whose files an upgrade left behind."""
+        return suffix != self.version and is_version(suffix) and len(suffix.partition(".")[0]) >= _DRIVER_BRANCH
 
     def _driver_file(self, library: Library, path: str) -> DriverFile | None:
         where = on_host(self.root, path)
@@ -194,25 +200,38 @@ def find_programs(root: str) -> tuple[DriverFile, ...]:
     found = []
     for program in catalog.PROGRAMS:
         paths = [f"{folder}/{program.name}" for folder in catalog.PROGRAM_FOLDERS]
-        for _, resolved, status in _existing(root, paths):
+        for _, resolved, status in existing(root, paths):
             if stat.S_ISREG(status.st_mode) and status.st_mode & 0o111:
                 found.append(DriverFile(BINARY, program.capability, resolved))
                 break
     return tuple(found)
 
 
-def find_firmware(root: str, version: str) -> tuple[DriverFile, ...]:
-    """The GPUs' firmware for driver `version` below `root`: gsp*.bin of the first folder that has any."""
-    for folder in catalog.firmware_folders(version):
+def find_firmware(root: str, version: str, custom: str = "") -> tuple[DriverFile, ...]:
+    """The GPUs' firmware for driver `version` below `root`: gsp*.bin of the first folder that has any.
+
+    `custom` is the folder that the kernel has been told to look in first, "" for none.
+    """
+    for folder in catalog.firmware_folders(version, os.uname().release, custom):
         try:
             names = sorted(os.listdir(on_host(root, resolve(root, folder))))
         except OSError:
             continue
         paths = [f"{folder}/{name}" for name in names if name.startswith("gsp") and name.endswith(".bin")]
-        files = [resolved for _, resolved, status in _existing(root, paths) if stat.S_ISREG(status.st_mode)]
+        files = [resolved for _, resolved, status in existing(root, paths) if stat.S_ISREG(status.st_mode)]
         if files:
             return tuple(DriverFile(FIRMWARE, catalog.FIRMWARE_CAPABILITY, file) for file in files)
     return ()
+
+
+def firmware_setting(sys_root: str) -> str:
+    """The folder that the kernel has been told to look for firmware in first; "" when it has not."""
+    try:
+        with open(f"{sys_root}/module/firmware_class/parameters/path", encoding="utf-8", errors="replace") as stream:
+            folder = stream.read().strip()
+    except OSError:
+        return ""
+    return folder.rstrip("/") if folder.startswith("/") else ""
 
 
 def find_sockets(root: str) -> tuple[DriverFile, ...]:
@@ -223,7 +242,7 @@ def find_sockets(root: str) -> tuple[DriverFile, ...]:
     """
     found = []
     for socket in catalog.SOCKETS:
-        for path, resolved, status in _existing(root, socket.paths):
+        for path, resolved, status in existing(root, socket.paths):
             own_folder = stat.S_ISDIR(status.st_mode) and status.st_uid == 0 and resolved == path
             if stat.S_ISSOCK(status.st_mode) or own_folder:
                 found.append(DriverFile(SOCKET, socket.capability, resolved))
@@ -254,7 +273,7 @@ def unreadable(path: str, error: OSError) -> str:
     return f"{path}{whose} cannot be read by user {os.geteuid()}: {error.strerror}"
 
 
-def _existing(root: str, paths: Iterable[str]) -> Iterator[tuple[str, str, os.stat_result]]:
+def existing(root: str, paths: Iterable[str]) -> Iterator[tuple[str, str, os.stat_result]]:
     """Of those `paths` below `root` that exist: the path, the path with links resolved, and what is there."""
     for path in paths:
         try:

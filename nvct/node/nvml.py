@@ -26,6 +26,27 @@ _DRIVER_NOT_LOADED = 9
 _LIBRARY_NOT_FOUND = 12
 _VERSION_MISMATCH = 18
 
+# nvmlBrandType_t, in the words that NVIDIA_REQUIRE_* expressions compare with.
+_BRANDS = (
+    "Unknown",
+    "Quadro",
+    "Tesla",
+    "NVS",
+    "GRID",
+    "GeForce",
+    "TITAN",
+    "VApps",
+    "VPC",
+    "VCS",
+    "VWS",
+    "CloudGaming",
+    "QuadroRTX",
+    "NvidiaRTX",
+    "Nvidia",
+    "GeForceRTX",
+    "TitanRTX",
+)
+
 
 class ProbeError(TypedDict):
     """An NVML error: its code in nvml.h and NVML's own words."""
@@ -48,7 +69,10 @@ class MigAnswer(TypedDict):
 
 
 class GpuAnswer(TypedDict):
-    """One GPU as NVML describes it. `brand` is of nvmlBrandType_t; `compute_capability` is [major, minor]."""
+    """One GPU as NVML describes it. `brand` is of nvmlBrandType_t; `compute_capability` is [major, minor].
+
+    `minor` is -1 where GPUs have no nodes of their own (WSL).
+    """
 
     index: int
     uuid: str
@@ -81,12 +105,31 @@ class Answer:
 
 @record
 class Subject:
-    """Whom to ask, and what is known of the node for messages: paths are on this host, `version` is the module's."""
+    """Whom to ask, and what is known of the node for messages: paths are on this host, `version` is the module's.
+
+    `control_node` is what the library opens first, below `dev_root`.
+    """
 
     library: str
     version: str
     version_path: str
     dev_root: str
+    control_node: str = "/dev/nvidiactl"
+
+
+def cuda_version(answer: Answer) -> str:
+    """The newest CUDA of the driver: "12.4"."""
+    return f"{answer.cuda_version // 1000}.{answer.cuda_version % 1000 // 10}"
+
+
+def brand_name(brand: int) -> str:
+    """A brand of nvmlBrandType_t in words; a newer one than are known here is "Unknown"."""
+    return _BRANDS[brand] if 0 <= brand < len(_BRANDS) else _BRANDS[0]
+
+
+def broken_gpus(answer: Answer) -> list[str]:
+    """A sentence for each GPU that NVML counts but cannot describe."""
+    return [f"GPU {gpu['index']} is left out: NVML says {gpu['error']['text']}; see dmesg" for gpu in answer.broken]
 
 
 def ask(subject: Subject, timeout_s: float, read_node: NodeReader) -> Answer:
@@ -177,8 +220,8 @@ def _refusal(subject: Subject, error: ProbeError, read_node: NodeReader) -> Driv
 
 
 def _no_permission(subject: Subject, read_node: NodeReader) -> DriverError:
-    node = read_node("/dev/nvidiactl")
-    where = on_host(subject.dev_root, "/dev/nvidiactl")
+    node = read_node(subject.control_node)
+    where = on_host(subject.dev_root, subject.control_node)
     state = f"has mode {node.mode:04o} and owner {node.uid}:{node.gid}" if node else "is absent"
     return DriverError(
         f"NVML ({subject.library}) lacks permission: {where} {state}, and user {os.geteuid()} (groups "
@@ -188,8 +231,8 @@ def _no_permission(subject: Subject, read_node: NodeReader) -> DriverError:
 
 
 def _not_loaded(subject: Subject, read_node: NodeReader) -> DriverError:
-    where = on_host(subject.dev_root, "/dev/nvidiactl")
-    node = "exists" if read_node("/dev/nvidiactl") else "is absent"
+    where = on_host(subject.dev_root, subject.control_node)
+    node = "exists" if read_node(subject.control_node) else "is absent"
     return DriverError(
         f"NVML ({subject.library}) says that the driver is not loaded, though {subject.version_path} names "
         f"{subject.version}; {where} {node}: run `nvidia-modprobe -c 0 -u`, or see dmesg for why it does not answer"

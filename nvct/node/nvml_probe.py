@@ -62,7 +62,7 @@ def _gpu(nvml: Any, index: int) -> dict[str, Any]:
     return {
         "index": index,
         "uuid": _text(nvml.nvmlDeviceGetUUID(handle)),
-        "minor": nvml.nvmlDeviceGetMinorNumber(handle),
+        "minor": _optional(nvml, -1, partial(nvml.nvmlDeviceGetMinorNumber, handle)),  # WSL has no nodes for GPUs
         "bus_id": _text(nvml.nvmlDeviceGetPciInfo(handle).busId),
         "model": _text(nvml.nvmlDeviceGetName(handle)),
         "brand": _optional(nvml, 0, partial(nvml.nvmlDeviceGetBrand, handle)),

@@ -8,6 +8,7 @@ and only that, is read again from /proc.
 from __future__ import annotations
 
 from nvct.errors import StaleInventory
+from nvct.model import WSL
 from nvct.node import procfs
 
 TYPE_CHECKING = False
@@ -34,6 +35,8 @@ def recheck(inventory: Inventory, gpus: Iterable[Gpu], mig_devices: Iterable[Mig
 def _compare(inventory: Inventory, gpus: Iterable[Gpu], mig_devices: Iterable[MigDevice]) -> None:
     proc_root = inventory.roots.proc_root
     _same("the device majors", inventory.majors, procfs.read_majors(proc_root), f"{proc_root}/devices")
+    if inventory.kind == WSL:  # no node is one GPU's there, and the cache's stamp has the number of the only one
+        return
     pairs = [(_parent(inventory, device), device) for device in mig_devices]
     every = {gpu.uuid: gpu for gpu in (*gpus, *(parent for parent, _ in pairs))}
     for gpu in every.values():

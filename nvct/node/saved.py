@@ -36,14 +36,20 @@ def inventory_from_json(data: dict[str, Any]) -> Inventory:
 def _inventory(fields: dict[str, Any]) -> Inventory:
     fields["roots"] = Roots(**fields["roots"])
     fields["gpus"] = tuple(map(_gpu, fields["gpus"]))
-    fields["nodes"] = tuple(DeviceNode(**node) for node in fields["nodes"])
+    fields["nodes"] = _nodes(fields["nodes"])
     fields["files"] = tuple(map(_file, fields["files"]))
     fields["missing"] = tuple(fields["missing"])
+    fields["extra_nodes"] = {kind: _nodes(nodes) for kind, nodes in fields["extra_nodes"].items()}
     return Inventory(**fields)
 
 
 def _gpu(fields: dict[str, Any]) -> Gpu:
-    return Gpu(**{**fields, "mig_devices": tuple(MigDevice(**device) for device in fields["mig_devices"])})
+    mig_devices = tuple(MigDevice(**device) for device in fields["mig_devices"])
+    return Gpu(**{**fields, "mig_devices": mig_devices, "drm_nodes": _nodes(fields["drm_nodes"])})
+
+
+def _nodes(rows: list[dict[str, Any]]) -> tuple[DeviceNode, ...]:
+    return tuple(DeviceNode(**row) for row in rows)
 
 
 def _file(fields: dict[str, Any]) -> DriverFile:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 
 from nvct.errors import DriverError
-from nvct.node import catalog, files, procfs
+from nvct.node import catalog, files, jetson, procfs
 from nvct.node.catalog import Architecture
 from nvct.node.files import LibrarySearch
 from nvct.settings import Settings
@@ -15,6 +15,8 @@ _DEAD_LINES_SHOWN = 3
 
 def no_module(settings: Settings, architecture: Architecture) -> DriverError:
     """No kernel module is loaded: is there a driver at all?"""
+    if jetson.is_jetson(settings):
+        return jetson.refusal(settings)
     where = procfs.version_path(settings.proc_root)
     installed = files.find_libraries(settings.root, architecture, "", settings.library_search_path).other_versions
     if not installed:
@@ -30,6 +32,8 @@ def no_module(settings: Settings, architecture: Architecture) -> DriverError:
 
 def no_nvml(settings: Settings, architecture: Architecture, version: str, search: LibrarySearch) -> DriverError:
     """Module `version` is loaded, and the search has not found its NVML: another version, elsewhere, or nowhere?"""
+    if jetson.is_jetson(settings):
+        return jetson.refusal(settings)
     loaded_from = procfs.version_path(settings.proc_root)
     if search.other_versions:
         return version_mismatch(version, loaded_from, search.other_versions, search.dead)

@@ -14,14 +14,14 @@ from nvct import __version__
 from nvct.errors import DriverError, NvctError, RequestError, StaleInventory
 from nvct.fastjson import loads
 from nvct.inject.carry import inject
-from nvct.inject.look import look
+from nvct.inject.look import look_as_its_root
 from nvct.inject.rootfs import ConfinedRoot
 from nvct.model import ContainerRoot
 from nvct.node import cache
 from nvct.node.recheck import recheck
 from nvct.plan import plan, resolve
 from nvct.record import replace
-from nvct.request import request_from_spec
+from nvct.request import asks_for_nothing, request_from_spec
 from nvct.settings import DEFAULT_PATH
 
 TYPE_CHECKING = False
@@ -101,26 +101,29 @@ def give_gpus(state_text: bytes, config: str) -> tuple[str, ...]:
     pid, bundle, rootfs = _state(state_text)
     spec = _json(_read_file(f"{bundle}/config.json"), f"{bundle}/config.json")
     request = request_from_spec(spec, ContainerRoot())
-    if request.devices is None:
+    if asks_for_nothing(request):
         return ()
     root = _open_root(pid, os.path.join(bundle, rootfs or _root_path(spec)))
-    request = replace(request, container=look(root))
+    request = replace(request, container=look_as_its_root(root, pid))
     settings, inventory, edits = _planned(request, config)
+    if not edits.devices and not edits.mounts:  # the node's settings let nothing of the request count
+        return edits.warnings
     return edits.warnings + inject(edits, pid, root, inventory.architecture, settings.cgroups)
 
 
 def _planned(request: Request, config: str) -> tuple[Settings, Inventory, Edits]:
     """Plan on the cached inventory, and once more on a new one where the node is found to have changed meanwhile."""
     cached = cache.load(config)
+    may_be_fresh = True
     if cached:
         try:
             return _plan_and_recheck(request, *cached)
         except StaleInventory:
-            cache.discard(config)  # its stamp looks right, yet it is wrong
+            may_be_fresh = cache.discard(config)  # its stamp looks right, yet it is wrong
     with cache.Lock(name="hooks"):
-        cached = cache.load(config)
+        cached = cache.load(config) if may_be_fresh else None
         if cached is None:
-            _refresh(config)
+            _refresh(config, may_be_fresh)
             cached = cache.load(config)
     if cached is None:
         raise DriverError(
@@ -132,18 +135,20 @@ def _planned(request: Request, config: str) -> tuple[Settings, Inventory, Edits]
 
 def _plan_and_recheck(request: Request, settings: Settings, inventory: Inventory) -> tuple[Settings, Inventory, Edits]:
     edits = plan(inventory, request, settings)
-    recheck(inventory, *resolve(inventory, request))
+    recheck(inventory, *resolve(inventory, request, settings))
     return settings, inventory, edits
 
 
-def _refresh(config: str) -> None:
+def _refresh(config: str, may_be_fresh: bool) -> None:
     """Discover the node in a child with the full interpreter: NVML starts threads, and needs what a hook may not
-    import.
+    import. `may_be_fresh`: an inventory that another start has stored meanwhile will do.
     """
     home = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
     own = f"{home}/.venv/bin/python3"
     interpreter = own if os.path.exists(own) else sys.executable
-    command = [interpreter, "-I", f"{home}/nvct/__main__.py", "--config", config, "refresh", "--quiet", "--if-stale"]
+    command = [interpreter, "-I", f"{home}/nvct/__main__.py", "--config", config, "refresh", "--quiet"]
+    if may_be_fresh:
+        command.append("--if-stale")
     reader, writer = os.pipe()
     null = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
     actions = [(os.POSIX_SPAWN_DUP2, null, 0), (os.POSIX_SPAWN_DUP2, null, 1), (os.POSIX_SPAWN_DUP2, writer, 2)]

@@ -6,11 +6,18 @@ same Edits out.
 
 from __future__ import annotations
 
-from nvct.model import Edits, Inventory, Request
+from nvct.model import WSL, Edits, Inventory, Request
+from nvct.plan.accept import accept
 from nvct.plan.capabilities import capabilities_of
+from nvct.plan.compat import with_compat
 from nvct.plan.devices import choose, resolve
+from nvct.plan.extras import extras
 from nvct.plan.files import driver_files
+from nvct.plan.graphics import graphics
+from nvct.plan.loader import loader_edits
 from nvct.plan.nodes import device_nodes, proc_edit
+from nvct.plan.requirements import check_requirements
+from nvct.record import replace
 from nvct.settings import Settings
 
 __all__ = ["plan", "resolve"]
@@ -27,23 +34,37 @@ def plan(inventory: Inventory, request: Request, settings: Settings) -> Edits:
 
     Raises RequestError for a request that cannot be honoured here, DriverError for a node that cannot honour any.
     """
-    if request.devices is None:
-        return Edits()
+    accepted = accept(request, settings)
+    if accepted.devices is None:
+        return Edits(warnings=accepted.warnings)
     capabilities = capabilities_of(request, settings)
-    choice = choose(inventory, request)
-    nodes = device_nodes(inventory, request, capabilities, choice)
-    files = driver_files(inventory, request.container, capabilities)
-    warnings = choice.warnings + nodes.warnings + files.warnings
+    choice = choose(inventory, accepted)
+    check_requirements(inventory, request, settings, choice)
+    if inventory.kind == WSL:
+        from nvct.plan.wsl import wsl_edits  # few nodes need it
+
+        edits = wsl_edits(inventory, accepted, capabilities, choice)
+        return replace(edits, warnings=edits.warnings + ((_PRIVILEGED,) if request.privileged else ()))
+    nodes = device_nodes(inventory, request, capabilities, choice, settings)
+    extra = extras(inventory, accepted)
+    picture = graphics(inventory, capabilities, choice, settings)
+    files = driver_files(inventory, request.container, capabilities, extra.kinds, settings)
+    cache, no_compat = with_compat(files.loader_cache, request.container, inventory, choice, settings)
+    loader = loader_edits(inventory, request.container, cache)
+    parts = (accepted, choice, nodes, extra, picture, files, loader)
+    warnings = tuple(warning for part in parts for warning in part.warnings)
     if request.privileged:
         warnings += (_PRIVILEGED,)
     if not settings.mask_proc:
         warnings += (_UNMASKED,)
     return Edits(
-        devices=nodes.edits,
+        devices=nodes.edits + extra.devices + picture.devices,
         mounts=files.mounts,
-        links=files.links,
-        loader_cache=files.loader_cache,
-        proc=proc_edit(inventory, choice) if settings.mask_proc else None,
+        links=files.links + picture.links,
+        loader_cache=loader.cache,
+        files=picture.files + loader.files,
+        left_out=nodes.left_out + extra.left_out + picture.left_out + files.left_out + no_compat + loader.left_out,
+        proc=proc_edit(inventory, choice, extra.capabilities) if settings.mask_proc else None,
         # Whoever else looks at the container later must not give it devices again. A hook cannot change the
         # environment; specs can.
         env={"NVIDIA_VISIBLE_DEVICES": "void"},

@@ -9,8 +9,9 @@ from nvct.settings import CAPABILITIES, Settings
 
 _DEFAULT = ("compute", "utility")
 
-# Library classes that a capability brings. The codecs of `video` run on CUDA, so it brings the compute libraries too;
-# `display` is graphics with leave to set modes; `compat32` brings nothing itself but admits 32-bit copies.
+# Classes of files that a capability brings. The codecs of `video` run on CUDA, so it brings the compute libraries too;
+# `display` is graphics with leave to set modes, and what an X server needs; `compat32` brings nothing itself but admits
+# 32-bit copies.
 _LIBRARY_CLASSES = {
     "compute": ("compute",),
     "utility": ("utility",),
@@ -18,7 +19,7 @@ _LIBRARY_CLASSES = {
     "compat32": (),
     "ngx": ("ngx",),
     "graphics": ("graphics",),
-    "display": ("graphics",),
+    "display": ("graphics", "display"),
 }
 
 
@@ -29,14 +30,15 @@ def capabilities_of(request: Request, settings: Settings) -> tuple[str, ...]:
     """
     supported = settings.supported_capabilities
     asked = request.capabilities
-    if asked and "all" in asked:
+    if ("all" in asked.tokens) if asked else request.legacy_cuda:
+        # An image from before the variable was made for a driver that came whole.
         return tuple(name for name in CAPABILITIES if name in supported)
-    if not asked:
+    if asked is None or not asked.tokens:
         return tuple(name for name in _DEFAULT if name in supported)
-    for token in asked:
+    for token in asked.tokens:
         if token not in supported:
-            raise RequestError(f"{quoted(token)} in {request.capabilities_source}: {_why_not(token, supported)}")
-    return tuple(name for name in CAPABILITIES if name in asked)
+            raise RequestError(f"{quoted(token)} in {asked.source}: {_why_not(token, supported)}")
+    return tuple(name for name in CAPABILITIES if name in asked.tokens)
 
 
 def _why_not(token: str, supported: tuple[str, ...]) -> str:

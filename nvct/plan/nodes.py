@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from nvct.errors import DriverError, RequestError
-from nvct.model import DeviceEdit, Inventory, ProcEdit, Request
+from nvct.model import DeviceEdit, Inventory, LeftOut, ProcEdit, Request
 from nvct.plan.capabilities import library_classes
 from nvct.plan.devices import Choice
 from nvct.record import record
+from nvct.settings import Settings
 
 # Major number of /dev/nvidia*, in the kernel's list of assigned numbers; drivers before 550 call it nvidia-frontend.
 _MAJOR = 195
+_MODESET = "/dev/nvidia-modeset"
 _MODESET_MINOR = 254
 _CTL_MINOR = 255
 _UVM_MINORS = {"/dev/nvidia-uvm": 0, "/dev/nvidia-uvm-tools": 1}
@@ -20,33 +22,42 @@ class Nodes:
     """The device nodes of a plan, and what is to be said about those that are missing."""
 
     edits: tuple[DeviceEdit, ...]
+    left_out: tuple[LeftOut, ...]
     warnings: tuple[str, ...]
 
 
-def device_nodes(inventory: Inventory, request: Request, capabilities: tuple[str, ...], choice: Choice) -> Nodes:
+def device_nodes(
+    inventory: Inventory, request: Request, capabilities: tuple[str, ...], choice: Choice, settings: Settings
+) -> Nodes:
     """Control nodes first, then each GPU, then the two capability nodes of each MIG device; each node once.
 
     Raises DriverError when the node lacks what every container needs, RequestError for `display` without its node.
     """
     edits: list[DeviceEdit] = []
+    left_out: list[LeftOut] = []
     warnings: list[str] = []
     for path, why in _wanted_control_nodes(capabilities):
+        if path == _MODESET and not settings.parts["modeset"]:
+            left_out.append(LeftOut(path, "the part modeset is off in the settings"))
+            continue
         edit = _control_node(inventory, path, why)
         if edit is not None:
             edits.append(edit)
-        else:
-            warnings.append(_missing(inventory, request, path, why))
+            continue
+        reason = _missing(inventory, request, path, why)
+        left_out.append(LeftOut(path, reason))
+        warnings.append(reason)
     edits += [
         _node(inventory, f"/dev/nvidia{chosen.gpu.minor}", _gpu_major(inventory), chosen.gpu.minor, chosen.why)
         for chosen in choice.gpus
     ]
     edits += _capability_nodes(inventory, choice)
-    return Nodes(tuple(edits), tuple(warnings))
+    return Nodes(tuple(edits), tuple(left_out), tuple(warnings))
 
 
-def proc_edit(inventory: Inventory, choice: Choice) -> ProcEdit:
-    """The part of /proc/driver/nvidia that the container may see."""
-    capabilities: dict[str, None] = {}  # as an ordered set: two compute instances can share a GPU instance
+def proc_edit(inventory: Inventory, choice: Choice, controls: tuple[str, ...] = ()) -> ProcEdit:
+    """The part of /proc/driver/nvidia that the container may see; `controls` are capability files of the whole node."""
+    capabilities = dict.fromkeys(controls)  # as an ordered set: two compute instances can share a GPU instance
     for chosen in choice.mig_devices:
         folder = f"gpu{chosen.gpu.minor}/mig/gi{chosen.device.gi}"
         capabilities[f"{folder}/access"] = None
@@ -71,7 +82,7 @@ def _wanted_control_nodes(capabilities: tuple[str, ...]) -> list[tuple[str, str]
     if compute:
         wanted += [(path, f"capability {compute}: CUDA's unified memory") for path in _UVM_MINORS]
     if "display" in capabilities:
-        wanted.append(("/dev/nvidia-modeset", "capability display: setting modes"))
+        wanted.append((_MODESET, "capability display: setting modes"))
     return wanted
 
 
@@ -116,12 +127,11 @@ def _missing(inventory: Inventory, request: Request, path: str, why: str) -> str
         raise DriverError(
             f"no {source}, without which no GPU can be used; run: {_mknod(inventory, source, _CTL_MINOR)}"
         )
-    if path == "/dev/nvidia-modeset":
+    if path == _MODESET:
         hint = f"load nvidia-modeset and run: {_mknod(inventory, source, _MODESET_MINOR)}"
-        if "display" in (request.capabilities or ()):
-            raise RequestError(
-                f"`display` in {request.capabilities_source}: this node has no {source}; {hint}; or do not ask for it"
-            )
+        asked = request.capabilities
+        if asked and "display" in asked.tokens:
+            raise RequestError(f"`display` in {asked.source}: this node has no {source}; {hint}; or do not ask for it")
         return f"no {source} ({why}), so it was left out; {hint}"
     major = inventory.majors.get("nvidia-uvm")
     if major is None:

@@ -12,17 +12,17 @@ import stat
 import tempfile
 from pathlib import Path
 
+from nvct.model import WSL
 from nvct.record import record
 from nvct.sim import mig
 from nvct.sim.errors import SimError
 from nvct.sim.folder import Folder
-from nvct.sim.proc_files import bus_name, drm_names, gpu_major
+from nvct.sim.proc_files import DRM_MAJOR, bus_name, drm_names, gpu_major
 from nvct.sim.spec import NodeSpec
 
 TABLE = "dev/nodes.json"
 CONTROL_MINOR = 255
 MODESET_MINOR = 254
-DRM_MAJOR = 226
 
 
 @record
@@ -36,6 +36,8 @@ class Node:
 
 
 def nodes_of(spec: NodeSpec, majors: dict[str, int], first_card: int) -> list[Node]:
+    if spec.kind == WSL:
+        return [Node("dev/dxg", majors["dxg"], 0)]
     gpus, uvm = gpu_major(majors), majors["nvidia-uvm"]
     nodes = [
         Node("dev/nvidiactl", gpus, CONTROL_MINOR),
@@ -54,7 +56,14 @@ def nodes_of(spec: NodeSpec, majors: dict[str, int], first_card: int) -> list[No
         nodes += [Node(f"dev/nvidia-nvswitch{n}", majors["nvidia-nvswitch"], n) for n in range(spec.nvswitches)]
     for n in range(spec.imex_channels):
         nodes.append(Node(f"dev/nvidia-caps-imex-channels/channel{n}", majors["nvidia-caps-imex-channels"], n))
-    return nodes
+    return nodes + _nodes_of_other_drivers(spec, majors)
+
+
+def _nodes_of_other_drivers(spec: NodeSpec, majors: dict[str, int]) -> list[Node]:
+    nodes = [Node(f"dev/nvidia-fs{n}", majors["nvidia-fs"], n) for n in range(spec.gds)]
+    nodes += [Node(f"dev/infiniband/uverbs{n}", majors["infiniband_verbs"], 192 + n) for n in range(spec.rdma)]
+    nodes += [Node("dev/infiniband/rdma_cm", majors["rdma_cm"], 0)] if spec.rdma else []
+    return nodes + ([Node("dev/gdrdrv", majors["gdrdrv"], 0)] if spec.gdrcopy else [])
 
 
 def _capability_nodes(spec: NodeSpec, major: int) -> list[Node]:

@@ -64,6 +64,10 @@ LIBRARIES_BOTH = (
     _versioned("libGLESv2_nvidia", 2),
     _versioned("libGLESv1_CM_nvidia", 1),
     _private("libnvidia-glvkspirv"),
+    # Graphics platform libraries have versions of their own.
+    Library("libnvidia-egl-gbm.so.1.1.1", "libnvidia-egl-gbm.so.1"),
+    Library("libnvidia-egl-xcb.so.1.0.0", "libnvidia-egl-xcb.so.1"),
+    Library("libnvidia-egl-xlib.so.1.0.0", "libnvidia-egl-xlib.so.1"),
 )
 
 LIBRARIES_64 = (
@@ -79,12 +83,8 @@ LIBRARIES_64 = (
     _private("libnvidia-cbl"),
     _versioned("libnvidia-ngx", 1),
     Library("libnvidia-vulkan-producer.so.{v}", "libnvidia-vulkan-producer.so.{v}", "libnvidia-vulkan-producer.so"),
-    # Graphics platform libraries have versions of their own.
-    Library("libnvidia-egl-gbm.so.1.1.1", "libnvidia-egl-gbm.so.1"),
     Library("libnvidia-egl-wayland.so.1.1.13", "libnvidia-egl-wayland.so.1"),
     Library("libnvidia-egl-wayland2.so.1.0.0", "libnvidia-egl-wayland2.so.1"),
-    Library("libnvidia-egl-xcb.so.1.0.0", "libnvidia-egl-xcb.so.1"),
-    Library("libnvidia-egl-xlib.so.1.0.0", "libnvidia-egl-xlib.so.1"),
     Library("libnvidia-api.so.1", "libnvidia-api.so.1"),
 )
 
@@ -102,7 +102,7 @@ _TRIPLETS = {"x86_64": "x86_64-linux-gnu", "aarch64": "aarch64-linux-gnu"}
 TRIPLET_32 = "i386-linux-gnu"
 
 # No C library, no start files: the same object loads in every container of its machine.
-_STANDALONE = ("-shared", "-fPIC", "-nostdlib", "-Wl,-z,noseparate-code", "-Wl,--hash-style=both")
+STANDALONE = ("-shared", "-fPIC", "-nostdlib", "-Wl,-z,noseparate-code", "-Wl,--hash-style=both")
 
 
 def library_folder() -> str:
@@ -121,9 +121,9 @@ def symbol(library: Library) -> str:
 def write_driver_files(folder: Folder, version: str, fabric_manager: bool) -> tuple[str, ...]:
     """Everything but the loader cache. Returns a sentence for each thing that this machine could not make."""
     tools = Toolchain()
-    _write_debian_root(folder)
+    write_debian_root(folder)
     where = library_folder()
-    nvml = _build_nvml(tools)
+    nvml = build_nvml(tools)
     folder.copy(f"{where}/{NVML.file.format(v=version)}", nvml, 0o644)
     _write_links(folder, where, NVML, version)
     _write_libraries(folder, tools, where, (*LIBRARIES_BOTH, *LIBRARIES_64), version, ())
@@ -176,7 +176,7 @@ def _own_loader_cache(folder: Folder, version: str) -> bytes:
     return ldcache.merge(None, entries, set())
 
 
-def _write_debian_root(folder: Folder) -> None:
+def write_debian_root(folder: Folder) -> None:
     """Merged /usr, as Debian has it since version 12."""
     folder.file("etc/debian_version", "12.11\n")
     for name in ("bin", "sbin", "lib", "lib64"):
@@ -186,7 +186,7 @@ def _write_debian_root(folder: Folder) -> None:
     folder.link("var/run", "/run")
 
 
-def _build_nvml(tools: Toolchain) -> Path:
+def build_nvml(tools: Toolchain) -> Path:
     options = ("-shared", "-fPIC", "-fvisibility=hidden", f"-Wl,-soname,{NVML.soname}", "-Wl,-z,noseparate-code")
     return tools.build(Job(("nvml.c", "state.c"), options, headers=("nvml.h", "state.h")))
 
@@ -197,7 +197,7 @@ def _write_libraries(
     def build(library: Library) -> Path:
         soname = Path(library.soname.format(v=version)).name
         return tools.build(
-            Job(("library.c",), (*_STANDALONE, *options, f"-DSYMBOL={symbol(library)}", f"-Wl,-soname,{soname}"))
+            Job(("library.c",), (*STANDALONE, *options, f"-DSYMBOL={symbol(library)}", f"-Wl,-soname,{soname}"))
         )
 
     with ThreadPoolExecutor(os.cpu_count()) as pool:

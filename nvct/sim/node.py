@@ -12,8 +12,10 @@ from pathlib import Path
 
 import yaml
 
+from nvct.model import WSL
 from nvct.record import record
 from nvct.sim import devices, mig
+from nvct.sim.config_files import write_config_files
 from nvct.sim.driver_files import write_driver_files, write_loader_cache
 from nvct.sim.errors import SimError
 from nvct.sim.folder import Folder
@@ -22,6 +24,7 @@ from nvct.sim.proc_files import majors_of, write_proc, write_sys
 from nvct.sim.profiles import spec_from_profile
 from nvct.sim.spec import NodeSpec
 from nvct.sim.state import PLACE, write_state
+from nvct.sim.wsl import write_wsl_files
 
 __all__ = ["Made", "create", "spec_from_profile", "spec_from_yaml"]
 
@@ -120,10 +123,10 @@ def _build(spec: NodeSpec, folder: Folder, place: Path) -> Made:
     majors = majors_of(spec, set(taken))
     first_card = _first_free_card()
     why_table = devices.why_no_nodes(folder.top)
-    notes = write_driver_files(folder, spec.library_version, spec.fabric_manager)
-    write_loader_cache(folder, spec.library_version)
+    notes = write_wsl_files(folder) if spec.kind == WSL else _write_native_files(folder, spec)
     write_proc(folder, spec, majors)
-    write_sys(folder, spec, first_card)
+    if spec.kind != WSL:  # Windows has the PCI devices
+        write_sys(folder, spec, first_card)
     write_state(folder, spec, majors, nodes=not why_table)
     nodes = devices.nodes_of(spec, majors, first_card)
     if why_table:
@@ -131,11 +134,19 @@ def _build(spec: NodeSpec, folder: Folder, place: Path) -> Made:
     else:
         devices.check_majors_free(majors, taken)
         devices.write_nodes(folder, nodes)
-        devices.write_drm_links(folder, spec, first_card)
+        if spec.kind != WSL:
+            devices.write_drm_links(folder, spec, first_card)
     _write_hook(folder, place)
     _damage(folder, spec)
     _write_config(folder, place, table=bool(why_table))
     return Made(str(place), f"{place}/config.yaml", why_table, notes)
+
+
+def _write_native_files(folder: Folder, spec: NodeSpec) -> tuple[str, ...]:
+    notes = write_driver_files(folder, spec.library_version, spec.fabric_manager)
+    write_config_files(folder, spec)
+    write_loader_cache(folder, spec.library_version)
+    return notes
 
 
 def _first_free_card() -> int:
@@ -151,7 +162,8 @@ def _write_hook(folder: Folder, place: Path) -> None:
 
 
 def _write_config(folder: Folder, place: Path, table: bool) -> None:
-    settings = {"root": str(place), "dev_root": str(place), "proc_root": f"{place}/proc"}
+    tops = {"root": "", "dev_root": "", "proc_root": "/proc", "sys_root": "/sys"}
+    settings = {name: f"{place}{top}" for name, top in tops.items()}
     if table:
         settings["device_table"] = f"{place}/{devices.TABLE}"
     head = "# Points nvct at this simulated node: nvct --config FILE list\n"

@@ -20,6 +20,9 @@
     fabric_manager: true
     nvswitches: 6
     imex_channels: 0
+    gds: 2                       # GPUDirect Storage: nodes nvidia-fs<N>
+    rdma: 2                      # InfiniBand: nodes uverbs<N>, and rdma_cm
+    gdrcopy: true
     nvml: {init: driver_not_loaded, delay_s: 2.0}
     majors: {nvidia-uvm: 500}
     missing: ["usr/lib/*/libnvidia-encode*"]      # the loader cache still lists them
@@ -65,6 +68,9 @@ def spec_from_yaml(path: str | os.PathLike[str]) -> NodeSpec:
         fabric_manager=top.flag("fabric_manager", base.fabric_manager),
         nvswitches=top.number("nvswitches", base.nvswitches, 64),
         imex_channels=top.number("imex_channels", base.imex_channels, 2048),
+        gds=top.number("gds", base.gds, 16),
+        rdma=top.number("rdma", base.rdma, 16),
+        gdrcopy=top.flag("gdrcopy", base.gdrcopy),
         nvml=NvmlBehaviour(nvml.choice("init", "ok", tuple(INIT_ANSWERS)), nvml.seconds("delay_s")),
         majors=_majors(top.mapping("majors")),
         missing=_paths(top, "missing"),

@@ -5,9 +5,12 @@ from __future__ import annotations
 import os
 import uuid
 
+from nvct.model import WSL
 from nvct.sim import mig
 from nvct.sim.folder import Folder
 from nvct.sim.spec import GpuSpec, NodeSpec
+
+DRM_MAJOR = 226
 
 # Before this driver the kernel's table of majors calls the GPUs' major by another name.
 _RENAMED_IN = (550, 40)
@@ -53,6 +56,12 @@ def bus_name(gpu: GpuSpec) -> str:
 
 
 def write_proc(folder: Folder, spec: NodeSpec, majors: dict[str, int]) -> None:
+    folder.file("proc/devices", _devices(majors))
+    # A node that is made again has booted again.
+    folder.file("proc/sys/kernel/random/boot_id", f"{uuid.uuid4()}\n")
+    if spec.kind == WSL:  # all that is NVIDIA's is in Windows
+        folder.file("proc/modules", "")
+        return
     nvidia = "proc/driver/nvidia"
     folder.file(f"{nvidia}/version", _version(spec))
     folder.file(f"{nvidia}/params", _PARAMS)
@@ -62,17 +71,18 @@ def write_proc(folder: Folder, spec: NodeSpec, majors: dict[str, int]) -> None:
         folder.file(f"{nvidia}/gpus/{bus_name(gpu)}/information", _information(gpu, index, spec.driver))
         folder.file(f"{nvidia}/gpus/{bus_name(gpu)}/registry", 'Binary: ""\n')
     _write_capabilities(folder, spec)
-    folder.file("proc/devices", _devices(majors))
     folder.file("proc/modules", _modules(spec.open_module))
-    # A node that is made again has booted again.
-    folder.file("proc/sys/kernel/random/boot_id", f"{uuid.uuid4()}\n")
 
 
 def majors_of(spec: NodeSpec, taken: set[int]) -> dict[str, int]:
     """The character majors of the node's driver, by the names of /proc/devices.
 
-    Those that the kernel hands out are the highest free ones below 512, past `taken`, unless the node states them.
+    In WSL there is only that of /dev/dxg, by the name dxg: really a minor of major 10, where on the machine that
+    simulates somebody's device could be. Those that the kernel hands out are the highest free ones below 512, past
+    `taken`, unless the node states them.
     """
+    if spec.kind == WSL:
+        return {"dxg": next(number for number in range(511, 383, -1) if number not in taken)}
     version = tuple(int(part) for part in spec.driver.split(".")[:2])
     if version >= _RENAMED_IN:
         majors = {"nvidia": 195, "nvidia-modeset": 195, "nvidiactl": 195}
@@ -81,6 +91,10 @@ def majors_of(spec: NodeSpec, taken: set[int]) -> dict[str, int]:
     names = ["nvidia-uvm", "nvidia-caps"]
     names += ["nvidia-nvswitch"] if spec.nvswitches else []
     names += ["nvidia-caps-imex-channels"] if spec.imex_channels else []
+    names += ["nvidia-fs"] if spec.gds else []
+    # The kernel's own numbers for these two could be devices of the machine that simulates.
+    names += ["infiniband_verbs", "rdma_cm"] if spec.rdma else []
+    names += ["gdrdrv"] if spec.gdrcopy else []
     used = taken | set(spec.majors.values())
     free = (number for number in range(511, 383, -1) if number not in used)
     return {**majors, **{name: next(free) for name in names}, **spec.majors}
@@ -175,7 +189,8 @@ def write_sys(folder: Folder, spec: NodeSpec, first_card: int) -> None:
         where = f"sys/bus/pci/devices/{bus_name(gpu)}"
         _write_pci(folder, where, gpu.card.pci_device, "0x030200", index % 2)
         for name in drm_names(first_card + index):
-            folder.folder(f"{where}/drm/{name}")
+            minor = name.removeprefix("card").removeprefix("renderD")
+            folder.file(f"{where}/drm/{name}/dev", f"{DRM_MAJOR}:{minor}\n")
     for number in range(spec.nvswitches):
         _write_pci(folder, f"sys/bus/pci/devices/0000:{0xC4 + number:02x}:00.0", 0x1AF1, "0x068000", 0)
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 import uuid
 
+from nvct.model import NATIVE, WSL
 from nvct.record import record, replace
 from nvct.sim.errors import SimError
 from nvct.sim.spec import Card, GpuSpec, MigProfile, NodeSpec
@@ -108,6 +109,7 @@ CARDS = {
     "l40s": Card("NVIDIA L40S", "NVIDIA", 8, "8.9", 46068, 0x26B9, 350),
     "t4": Card("Tesla T4", "TESLA", 6, "7.5", 15360, 0x1EB8, 70),
     "v100": Card("Tesla V100-SXM2-16GB", "TESLA", 5, "7.0", 16384, 0x1DB1, 300),
+    "rtx4090": Card("NVIDIA GeForce RTX 4090", "GEFORCE", 8, "8.9", 24564, 0x2684, 450),
     "k80": Card("Tesla K80", "TESLA", 2, "3.7", 11441, 0x102D, 149),
 }
 
@@ -124,6 +126,7 @@ class Profile:
     fabric_manager: bool = False
     nvswitches: int = 0
     imex_channels: int = 0
+    kind: str = NATIVE
 
 
 _DGX_H = ("1B", "43", "52", "61", "9D", "C3", "D1", "DF")
@@ -186,6 +189,13 @@ PROFILES = {
         ("00000000:00:1B.0", "00000000:00:1C.0", "00000000:00:1D.0", "00000000:00:1E.0"),
     ),
     "k80": Profile("p2.xlarge: one half of a K80, the last driver for it", "k80", "470.256.02", ("00000000:00:1E.0",)),
+    "wsl2": Profile(
+        "Windows machine with 2 x RTX 4090, seen from WSL 2",
+        "rtx4090",
+        "551.61",
+        _slots("01", "02"),
+        kind=WSL,
+    ),
 }
 
 
@@ -229,6 +239,7 @@ def spec_from_profile(
         fabric_manager=profile.fabric_manager,
         nvswitches=profile.nvswitches,
         imex_channels=profile.imex_channels,
+        kind=profile.kind,
     )
 
 

@@ -6,6 +6,7 @@ node from them.
 
 from __future__ import annotations
 
+from nvct.model import NATIVE
 from nvct.record import record
 
 
@@ -95,8 +96,10 @@ class NodeSpec:
     """A whole node.
 
     `driver` is the kernel module's version, `libraries` that of the driver's files where it differs ("" when not).
-    `cuda` is "12.4". `majors` overrides numbers of /proc/devices. `missing` and `unreadable` are globs below the node's
-    folder, `links` extra symbolic links: path below the folder to link text.
+    `cuda` is "12.4". `gds` and `rdma` count the nodes of GPUDirect Storage and of InfiniBand cards, `gdrcopy` says
+    whether there is the node of GDRCopy. `majors` overrides numbers of /proc/devices. `missing` and `unreadable` are
+    globs below the node's folder, `links` extra symbolic links: path below the folder to link text. `kind` is
+    model.NATIVE or WSL.
     """
 
     name: str
@@ -108,11 +111,15 @@ class NodeSpec:
     fabric_manager: bool = False
     nvswitches: int = 0
     imex_channels: int = 0
+    gds: int = 0
+    rdma: int = 0
+    gdrcopy: bool = False
     nvml: NvmlBehaviour = NvmlBehaviour()
     majors: dict[str, int] = {}
     missing: tuple[str, ...] = ()
     unreadable: tuple[str, ...] = ()
     links: dict[str, str] = {}
+    kind: str = NATIVE
 
     @property
     def library_version(self) -> str:

@@ -10,6 +10,7 @@ not know, so what comes later adds lines and takes none away. A key may stand on
     cuda 12040                     1000 x major + 10 x minor
     access nodes                   device nodes prove access; `table`: there are none, access is assumed
     major.nvidia 195               the majors that the nodes must have, also major.nvidia-caps
+    dxg 508 0                      instead of these: the numbers of /dev/dxg, where that is every GPU's only node (WSL)
     nvml.init 0                    the answer of NVML's initialisation, after nvml.delay_ms
     gpus 8                         there are files gpu.0 to gpu.7, by NVML index
 
@@ -32,6 +33,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from nvct.model import WSL
 from nvct.sim import mig
 from nvct.sim.folder import Folder
 from nvct.sim.proc_files import gpu_major
@@ -52,8 +54,7 @@ def write_state(folder: Folder, spec: NodeSpec, majors: dict[str, int], nodes: b
         "driver": spec.driver,
         "cuda": 1000 * major + 10 * minor,
         "access": "nodes" if nodes else "table",
-        "major.nvidia": gpu_major(majors),
-        "major.nvidia-caps": majors["nvidia-caps"],
+        **_majors(spec, majors),
         "nvml.init": INIT_ANSWERS[spec.nvml.init],
         "nvml.delay_ms": round(spec.nvml.delay_s * 1000),
         "gpus": len(spec.gpus),
@@ -61,6 +62,12 @@ def write_state(folder: Folder, spec: NodeSpec, majors: dict[str, int], nodes: b
     folder.file(f"{PLACE}/node", _lines(node.items()))
     for index, gpu in enumerate(spec.gpus):
         folder.file(f"{PLACE}/gpu.{index}", _lines([*_figures(gpu, index), *_mig(gpu)]))
+
+
+def _majors(spec: NodeSpec, majors: dict[str, int]) -> dict[str, object]:
+    if spec.kind == WSL:
+        return {"dxg": f"{majors['dxg']} 0"}
+    return {"major.nvidia": gpu_major(majors), "major.nvidia-caps": majors["nvidia-caps"]}
 
 
 def _lines(pairs: Iterable[tuple[str, object]]) -> str:

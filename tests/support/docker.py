@@ -58,9 +58,14 @@ class Member:
 
 
 class Dockerd:
-    """Use as a context manager. Everything is below `folder`, and gone from mounts and processes afterwards."""
+    """Use as a context manager. Everything is below `folder`, and gone from mounts and processes afterwards.
 
-    def __init__(self, folder: Path, node: Path) -> None:
+    `options` are more of dockerd's own; `prefix` is a command that runs it, such as one that enters a namespace.
+    """
+
+    def __init__(self, folder: Path, node: Path, options: Sequence[str] = (), prefix: Sequence[str] = ()) -> None:
+        self._options = options
+        self._prefix = prefix
         self.folder = folder
         self.node = node
         self.runtime = folder / LESSER_RUNC
@@ -74,10 +79,12 @@ class Dockerd:
         self._had_cgroups = set(_cgroups())
         command = [
             *("setpriv", "--pdeathsig", "TERM"),  # it ends in order when this process is killed
+            *self._prefix,
             *("dockerd", "--config-file", f"{self.folder}/daemon.json", "--host", self._socket),
             *("--data-root", f"{self.folder}/data", "--exec-root", f"{self.folder}/exec"),
             *("--pidfile", f"{self.folder}/pid", "--add-runtime", f"{LESSER_RUNC}={self.runtime}"),
             *("--bridge=none", "--iptables=false", "--ip-forward=false"),
+            *self._options,
         ]
         with (self.folder / "log").open("wb") as log:
             self._process = subprocess.Popen(
@@ -267,9 +274,11 @@ class DockerContainer:
 
 
 @contextmanager
-def dockerd_on(node: SimNode, folder: Path) -> Iterator[Dockerd]:
+def dockerd_on(
+    node: SimNode, folder: Path, options: Sequence[str] = (), prefix: Sequence[str] = ()
+) -> Iterator[Dockerd]:
     """A dockerd for tests on a node: in the end nothing of it, its containers or the node is mounted or runs."""
-    dockerd = Dockerd(folder, node.path)
+    dockerd = Dockerd(folder, node.path, options, prefix)
     with dockerd:
         yield dockerd
         assert dockerd.leftovers() == []

@@ -87,6 +87,7 @@ class NodeTree:
             root=str(self.root),
             dev_root=str(folder),
             proc_root=str(self.proc),
+            sys_root=str(folder / "sys"),
             device_table=str(self.table),
             nvml_timeout_s=20.0,
         )

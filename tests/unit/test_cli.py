@@ -261,7 +261,8 @@ def test_plan_json_has_the_documented_shape(run: Run) -> None:
     result = run("plan", "--env", "NVIDIA_VISIBLE_DEVICES=0:1", "--json")
     assert result.exit_code == 0, result.stderr
     edits = json.loads(result.stdout)
-    assert list(edits) == ["devices", "mounts", "links", "loader_cache", "proc", "env", "warnings"]
+    parts = ["devices", "mounts", "links", "loader_cache", "proc", "files", "env", "left_out", "warnings"]
+    assert list(edits) == parts
     assert {tuple(device) for device in edits["devices"]} == {("path", "major", "minor", "why")}
     assert {tuple(mount) for mount in edits["mounts"]} == {("source", "target", "options", "why")}
     assert {tuple(link) for link in edits["links"]} == {("path", "target", "why")}
@@ -289,6 +290,14 @@ def test_plan_without_a_request_changes_nothing_and_says_how_to_ask(run: Run) ->
     assert "nothing changes in it" in lines[0] and "--env NVIDIA_VISIBLE_DEVICES=all" in lines[1]
     edits = json.loads(run("plan", "--json").stdout)
     assert not any(edits.values())
+
+
+def test_plan_says_where_the_request_that_counts_stands(run: Run) -> None:
+    lines = printed(run("plan", "--env", "CUDA_VERSION=9.0"))
+    assert lines[0].startswith("Asked for: all (from env CUDA_VERSION without NVIDIA_VISIBLE_DEVICES")
+    lines = printed(run("plan", "--env", "DOCKER_RESOURCE_GPU=0"))
+    assert "let nothing of the request count" in lines[0]
+    assert any("swarm_resource: [DOCKER_RESOURCE_GPU]" in line for line in lines)
 
 
 @pytest.fixture

@@ -30,7 +30,21 @@ from nvct.record import replace
 from nvct.request import request_from_env
 from nvct.settings import Settings
 
-ROWS = json.loads(Path(__file__).with_name("data").joinpath("established.json").read_text())["rows"]
+MEASURED = json.loads(Path(__file__).with_name("data").joinpath("established.json").read_text())["rows"]
+
+# Rows about more than a plan (the state on the hook's standard input, the container's files, a broken node), or about
+# nodes that this inventory has not. test_established_containers.py has them.
+NOT_OF_A_PLAN = {
+    "MIG_CONFIG=all, privileged, VISIBLE=2",
+    "MIG_CONFIG=all, privileged, VISIBLE=all",
+    "NVML init: driver not loaded, VISIBLE=none",
+    "container procfs has no /proc/driver/nvidia",
+    "pid gone",
+    "bundle without config.json",
+    "rootfs has /usr/local/cuda/compat (libcuda 999)",
+    "rootfs has compat libcuda 535 (older)",
+}
+ROWS = [row for row in MEASURED if row["mode"] == "main" and row["id"] not in NOT_OF_A_PLAN]
 VERSION = "550.163.01"
 
 # A root without /etc/debian_version: libraries in /usr/lib64 and /usr/lib32.
@@ -92,15 +106,22 @@ REFUSED_HERE = {
 }
 # Rows that it refuses and nvct carries out like another row.
 ACCEPTED_HERE = {
+    "VISIBLE='nvidia.com/gpu=0'": ("VISIBLE='0000:07:00.0'", "the CDI name of GPU 0 means GPU 0"),
     "VISIBLE='07:00.0'": ("VISIBLE='0000:07:00.0'", "without its domain the address fits one GPU only"),
     "VISIBLE='MIG-GPU-12345678-1234-1234-1234-123456780000/7/0'": ("VISIBLE='0:0'", "the form before driver 470"),
 }
+# What nvct adds: programs that draw through GBM need this library, under the name that GBM looks for.
+GBM = {
+    "libs": [f"/usr/lib64/libnvidia-allocator.so.{VERSION}"],
+    "symlinks": ["/usr/lib64/gbm/nvidia-drm_gbm.so", "/usr/lib64/libnvidia-allocator.so.1"],
+}
+MORE_HERE = {"CAPS='graphics'": GBM, "CAPS='display'": GBM}
 # Paths that differ in every row: libvdpau looks in its subfolder, and only there.
 MOVED_HERE = {
     "/usr/lib64/libvdpau_nvidia.so.1": "/usr/lib64/vdpau/libvdpau_nvidia.so.1",
     f"/usr/lib64/libvdpau_nvidia.so.{VERSION}": f"/usr/lib64/vdpau/libvdpau_nvidia.so.{VERSION}",
 }
-# The application profile, a file made for OpenGL programs, has no place in Edits so far.
+# The application profile is a file of the container's own here, no mount.
 NOT_HERE = {"/etc/nvidia/nvidia-application-profiles-rc.d"}
 
 
@@ -169,7 +190,7 @@ def node() -> Inventory:
 
 def edits_of(row: dict) -> Edits:
     inventory = replace(node(), gpus=()) if row["id"].startswith("0 GPUs") else node()
-    return plan(inventory, request_from_env(row["env"], CONTAINER), Settings())
+    return plan(inventory, request_from_env(row["env"], CONTAINER, row["privileged"]), Settings())
 
 
 def seen(edits: Edits) -> dict[str, list[str]]:
@@ -193,7 +214,11 @@ def seen(edits: Edits) -> dict[str, list[str]]:
 
 def expected(row: dict) -> dict[str, list[str]]:
     names = ("devices", "libs", "bins", "proc", "other", "device_cgroup", "symlinks")
-    return {name: sorted(MOVED_HERE.get(item, item) for item in row[name] if item not in NOT_HERE) for name in names}
+    more = MORE_HERE.get(row["id"], {})
+    return {
+        name: sorted([MOVED_HERE.get(item, item) for item in row[name] if item not in NOT_HERE] + more.get(name, []))
+        for name in names
+    }
 
 
 @pytest.mark.parametrize("row", ROWS, ids=[row["id"] for row in ROWS])
@@ -215,6 +240,6 @@ def test_the_container_gets_what_the_established_hook_gives(row: dict) -> None:
     assert found == wanted
 
 
-@pytest.mark.parametrize("table", [REFUSED_HERE, ACCEPTED_HERE])
+@pytest.mark.parametrize("table", [REFUSED_HERE, ACCEPTED_HERE, MORE_HERE])
 def test_every_deviation_is_about_a_measured_row(table: dict) -> None:
     assert set(table) <= {row["id"] for row in ROWS}

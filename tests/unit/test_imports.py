@@ -16,11 +16,12 @@ PACKAGE = Path(nvct.__file__).parent
 
 # The rooms from the ground up; a module may import those of its own room and of rooms below, never of one beside it.
 FLOORS = (
-    ("__init__", "record", "errors", "fastjson"),
+    ("__init__", "record", "errors", "fastjson", "userns"),
     ("model",),
     ("settings", "ldcache"),
-    ("requirements", "request"),
+    ("requirements", "request", "established"),
     ("plan",),
+    ("explain",),
     ("inject", "node"),
     ("oci", "cdi", "engines", "mig", "limits", "k8s", "metrics", "doctor", "sim"),
     ("cli",),
@@ -33,9 +34,11 @@ HOT = (
     "nvct.record",
     "nvct.errors",
     "nvct.fastjson",
+    "nvct.userns",
     "nvct.model",
     "nvct.settings",
     "nvct.ldcache",
+    "nvct.requirements",
     "nvct.request",
     "nvct.plan",
     "nvct.node.procfs",

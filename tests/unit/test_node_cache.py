@@ -58,8 +58,8 @@ def test_what_is_stored_is_loaded(kept: Kept) -> None:
 
 
 def test_the_default_settings_file_has_the_plain_name() -> None:
-    assert cache.cache_path("/etc/nvct/config.yaml") == "/run/nvct/inventory.json"
-    assert cache.cache_path("/srv/a.yaml") == "/run/nvct/inventory-982ef555.json"
+    assert cache.cache_path("/etc/nvct/config.yaml", cache.RUN_DIR) == "/run/nvct/inventory.json"
+    assert cache.cache_path("/srv/a.yaml", cache.RUN_DIR) == "/run/nvct/inventory-982ef555.json"
 
 
 def test_nothing_is_kept_at_first(tmp_path: Path) -> None:
@@ -377,3 +377,20 @@ def test_libraries_are_those_of_the_settings_root(tmp_path: Path) -> None:
     kept, _ = counted(tmp_path)
     files = current(kept.config, kept.run_dir).inventory.files
     assert files[0].path == f"{TRIPLET}/libnvidia-ml.so.{VERSION}"
+
+
+def test_callers_who_are_not_root_read_roots_inventory(kept: Kept, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their own comes first, and what they find wrong stays where it is root's."""
+    own = Path(kept.run_dir).parent / "own"
+    monkeypatch.setattr(cache, "RUN_DIR", kept.run_dir)
+    monkeypatch.setattr(cache, "own_run_dir", lambda: str(own))
+    assert cache.load(kept.config) == (kept.settings, kept.inventory)
+    assert not cache.discard(kept.config)
+    assert kept.file.exists()
+    other = replace(kept.inventory, cuda_version="99.9")
+    cache.store(kept.config, kept.settings, other, cache.stamp(kept.config, kept.settings))
+    assert cache.load(kept.config) == (kept.settings, other)
+    assert not cache.discard(kept.config)
+    assert cache.load(kept.config) == (kept.settings, kept.inventory)
+    kept.file.unlink()
+    assert cache.discard(kept.config)

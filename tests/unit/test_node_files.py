@@ -133,6 +133,21 @@ def test_an_unknown_library_of_the_driver_is_told(tree: NodeTree) -> None:
     assert "gtk3" not in note
 
 
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
+        ("libnvidia-novelty.so.4", True),
+        ("libnvidia-novelty.so.1.2.3", True),
+        ("libnvidia-novelty.so.470.57.02", False),  # an older driver's, left behind by an upgrade
+        ("libnvidia-container.so.1.17.4", False),
+        ("libnvidia-novelty.txt", False),
+    ],
+)
+def test_an_unknown_library_is_told_whatever_its_version(tree: NodeTree, name: str, told: bool) -> None:
+    write(tree.root / TRIPLET[1:] / name, "")
+    assert any(name in note for note in search(tree).notes) == told
+
+
 @pytest.mark.skipif(MACHINE != "x86_64", reason="cc -m32 makes the 32-bit libraries of x86-64 only")
 def test_32_bit_libraries_are_a_kind_of_their_own(tree: NodeTree) -> None:
     try:

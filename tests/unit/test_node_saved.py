@@ -17,6 +17,7 @@ from nvct.node.saved import inventory_from_json, inventory_to_json
 WORDS = st.text(max_size=12)
 NUMBERS = st.integers(0, 1 << 20)
 MIG_DEVICES = st.builds(MigDevice, NUMBERS, WORDS, WORDS, NUMBERS, NUMBERS, NUMBERS, NUMBERS, NUMBERS)
+NODES = st.lists(st.builds(DeviceNode, WORDS, NUMBERS, NUMBERS), max_size=3).map(tuple)
 GPUS = st.builds(
     Gpu,
     NUMBERS,
@@ -29,8 +30,9 @@ GPUS = st.builds(
     NUMBERS,
     st.booleans(),
     st.lists(MIG_DEVICES, max_size=3).map(tuple),
+    NODES,
 )
-FILES = st.builds(DriverFile, WORDS, WORDS, WORDS, WORDS, st.lists(WORDS, max_size=2).map(tuple))
+FILES = st.builds(DriverFile, WORDS, WORDS, WORDS, WORDS, st.lists(WORDS, max_size=2).map(tuple), WORDS)
 INVENTORIES = st.builds(
     Inventory,
     WORDS,
@@ -39,9 +41,12 @@ INVENTORIES = st.builds(
     st.builds(Roots, WORDS, WORDS, WORDS),
     st.dictionaries(WORDS, NUMBERS, max_size=3),
     st.lists(GPUS, max_size=3).map(tuple),
-    st.lists(st.builds(DeviceNode, WORDS, NUMBERS, NUMBERS), max_size=3).map(tuple),
+    NODES,
     st.lists(FILES, max_size=3).map(tuple),
     st.lists(WORDS, max_size=3).map(tuple),
+    st.dictionaries(WORDS, NODES, max_size=3),
+    st.dictionaries(WORDS, NUMBERS, max_size=2),
+    WORDS,
 )
 SMALL = Inventory("550.54.15", "12.4", "x86_64", Roots(), {"nvidia": 195}, (Gpu(0, "u", 0, "b", "m", "b", "8.0", 1),))
 

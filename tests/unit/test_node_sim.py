@@ -9,7 +9,7 @@ import pytest
 
 from nvct import settings
 from nvct.errors import DriverError, StaleInventory
-from nvct.model import BINARY, FIRMWARE, LIBRARY, Inventory
+from nvct.model import BINARY, FIRMWARE, LIBRARY, NATIVE, Inventory
 from nvct.node import cache, procfs
 from nvct.node.current import current
 from nvct.node.discover import discover
@@ -38,7 +38,7 @@ def discovered(spec: NodeSpec, folder: Path) -> tuple[Made, Inventory]:
     return made, discover(settings.load(made.config))
 
 
-@pytest.mark.parametrize("name", sorted(PROFILES))
+@pytest.mark.parametrize("name", sorted(name for name in PROFILES if PROFILES[name].kind == NATIVE))
 def test_every_profile_is_discovered_as_it_was_made(tmp_path: Path, name: str) -> None:
     spec = spec_from_profile(name)
     _, inventory = discovered(spec, tmp_path)

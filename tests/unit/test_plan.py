@@ -19,6 +19,7 @@ from nvct.model import (
     LIBRARY,
     LIBRARY32,
     SOCKET,
+    Ask,
     CacheEdit,
     ContainerRoot,
     DeviceNode,
@@ -106,6 +107,14 @@ def ask(devices: str, capabilities: str | None = None, container: ContainerRoot 
     return request_from_env(env, container)
 
 
+def named(*tokens: str) -> Request:
+    return Request(Ask("env NVIDIA_VISIBLE_DEVICES", tokens))
+
+
+def resolved(request: Request, node: Inventory = NODE) -> tuple[tuple[Gpu, ...], tuple[MigDevice, ...]]:
+    return resolve(node, request, Settings())
+
+
 def edits(devices: str, capabilities: str | None = None, node: Inventory = NODE, **settings: object) -> Edits:
     return plan(node, ask(devices, capabilities), Settings(**settings))
 
@@ -157,53 +166,59 @@ def test_who_asks_for_nothing_gets_nothing(value: str) -> None:
         ("MIG-GPU-aaaaaaaa/2/0", [0], [0]),
         (f"MIG-{A}/9/0,0:2,{MIG[2].uuid}", [0], [2]),
         ("all", [0, 1, 2, 3], [0, 1, 2]),
+        ("ALL", [0, 1, 2, 3], [0, 1, 2]),
+        ("nvidia.com/gpu=all", [0, 1, 2, 3], [0, 1, 2]),
+        ("nvidia.com/gpu=3,nvidia.com/gpu=2", [3, 2], []),
+        (f"nvidia.com/gpu={C},2", [2], []),
+        ("nvidia.com/gpu=0:1", [0], [1]),
     ],
 )
 def test_tokens_mean_devices(tokens: str, gpus: list[int], mig: list[int]) -> None:
-    assert resolve(NODE, ask(tokens)) == (tuple(GPUS[n] for n in gpus), tuple(MIG[n] for n in mig))
+    assert resolved(ask(tokens)) == (tuple(GPUS[n] for n in gpus), tuple(MIG[n] for n in mig))
 
 
 def test_the_uuids_of_an_old_driver_are_found_as_well() -> None:
     old = replace(MIG[2], uuid=f"MIG-{A}/9/0")
     node = replace(NODE, gpus=(replace(GPUS[0], mig_devices=(old,)),))
     for token in (old.uuid, old.uuid.lower(), "0:2"):
-        assert resolve(node, ask(token)) == (node.gpus, (old,))
+        assert resolved(ask(token), node) == (node.gpus, (old,))
 
 
 ALL_GPUS = f"0 ({A}), 1 ({B}), 2 ({C}), 3 ({D})"
-ALL_MIG = f"0:0 ({MIG[0].uuid}), 0:1 ({MIG[1].uuid}), 0:2 ({MIG[2].uuid})"
+VALID = f"valid are GPUs {ALL_GPUS}; MIG devices 0:0 ({MIG[0].uuid}), 0:1 ({MIG[1].uuid}), 0:2 ({MIG[2].uuid})"
 
 
 @pytest.mark.parametrize(
     ("token", "parts"),
     [
-        ("4", ["no GPU has this index", "use `all` or UUIDs", ALL_GPUS]),
-        ("5", ["/dev/nvidia5 is GPU 2", ALL_GPUS]),
+        ("4", ["no GPU has this index", "use `all` or UUIDs", VALID]),
+        ("5", ["/dev/nvidia5 is GPU 2", VALID]),
         ("02", ["no GPU has this index"]),
         ("18446744073709551615", ["no GPU has this index"]),
         ("9" * 5000, ["..."]),
-        ("foo", ["expected an index, a UUID, a PCI address", ALL_GPUS]),
-        ("All", ["expected an index"]),
+        ("foo", ["expected an index, a UUID, a PCI address", VALID]),
         ("-1", ["expected an index"]),
         ("٣", ["expected an index"]),
         ("a\nb", ["`a\\nb`"]),
         (":", ["expected an index"]),
-        ("GPU-", ["at least its first 8 hexadecimal digits", ALL_GPUS]),
-        ("GPU-bbbbbbb", ["at least its first 8"]),
+        ("GPU-", ["at least its first 8 hexadecimal digits;", VALID]),
+        ("GPU-bbbbbbb", ["at least its first 8", f"perhaps those of `{B}`"]),
+        ("GPU-ccccccc", ["at least its first 8 hexadecimal digits;"]),
         ("GPU-bbbbbbbg", ["at least its first 8"]),
         ("GPU-cccccccc", ["the beginning of 2 UUIDs", C, D, "more digits"]),
-        ("GPU-dddddddd", ["no GPU of this node has such a UUID", ALL_GPUS]),
+        ("GPU-dddddddd", ["no GPU of this node has such a UUID", VALID]),
         (C + "0", ["no GPU of this node has such a UUID"]),
-        ("MIG-", ["at least its first 8", ALL_MIG]),
-        ("MIG-dddddddd", ["no MIG device of this node has such a UUID", ALL_MIG]),
-        (f"MIG-{A}", ["expected MIG-GPU-<UUID of the GPU>/<GPU instance>/<compute instance>", ALL_MIG]),
+        ("MIG-", ["at least its first 8", VALID]),
+        ("MIG-3333333", ["at least its first 8", f"perhaps those of `{MIG[2].uuid}`"]),
+        ("MIG-dddddddd", ["no MIG device of this node has such a UUID", VALID]),
+        (f"MIG-{A}", ["expected MIG-GPU-<UUID of the GPU>/<GPU instance>/<compute instance>", VALID]),
         (f"MIG-{A}/x/0", ["expected MIG-GPU-<UUID"]),
-        (f"MIG-{A}/9/1", ["no compute instance 1 in a GPU instance 9", ALL_MIG]),
-        ("0:3", [f"GPU 0 ({A}) has no such MIG device", ALL_MIG]),
+        (f"MIG-{A}/9/1", ["no compute instance 1 in a GPU instance 9", VALID]),
+        ("0:3", [f"GPU 0 ({A}) has no such MIG device", VALID]),
         ("1:0", [f"GPU 1 ({B}) has no such MIG device"]),
-        ("2:0", [f"GPU 2 ({C}) is not divided: its MIG mode is off", ALL_MIG]),
-        ("9:0", ["no GPU has this index", ALL_GPUS]),
-        ("0:0:0", ["expected <GPU>:<MIG device>", ALL_MIG]),
+        ("2:0", [f"GPU 2 ({C}) is not divided: its MIG mode is off", VALID]),
+        ("9:0", ["no GPU has this index", VALID]),
+        ("0:0:0", ["expected <GPU>:<MIG device>", VALID]),
         ("0000:0f:00.1", ["function 0", "00000000:0F:00.0"]),
         ("0000:0e:00.0", ["no GPU of this node is there", "00010000:BD:00.0"]),
         ("bd:00.0", ["several PCI domains", "00000000:BD:00.0", "00010000:BD:00.0"]),
@@ -211,30 +226,73 @@ ALL_MIG = f"0:0 ({MIG[0].uuid}), 0:1 ({MIG[1].uuid}), 0:2 ({MIG[2].uuid})"
         ("000:0f:00.0", ["expected a PCI address"]),
         ("0x00:0f:00.0", ["expected a PCI address"]),
         ("0:1.5", ["expected a PCI address"]),
-        ("nvidia.com/gpu=0", ["CDI name", "here write `0`"]),
-        ("/var/run/nvidia-container-devices", ["nvct does not read mount lists", "pass the devices in the variable"]),
+        ("vendor.com/gpu=0", ["CDI name of the kind `vendor.com/gpu`", "only nvidia.com/gpu", "the nvct runtime"]),
+        ("runtime.nvidia.com/gpu=0", ["CDI name of the kind `runtime.nvidia.com/gpu`"]),
+        ("nvidia.com/gpu=9", ["no GPU has this index", VALID]),
+        ("nvidia.com/gpu=", ["expected an index", VALID]),
+        ("cdi/nvidia.com", ["expected cdi/<vendor>/<class>/<name>", VALID]),
     ],
 )
 def test_a_refusal_names_the_token_the_reason_and_the_valid_ones(token: str, parts: list[str]) -> None:
-    message = refusal(lambda: resolve(NODE, Request(devices=(token,), devices_source="env NVIDIA_VISIBLE_DEVICES")))
+    message = refusal(lambda: resolved(named(token)))
     for part in [*parts, " in env NVIDIA_VISIBLE_DEVICES: "]:
         assert part in message
     if token.isprintable() and len(token) < 60:
         assert message.startswith(f"`{token}`")
 
 
+@pytest.mark.parametrize(
+    ("token", "suggestion"),
+    [
+        ("1;2", "separate devices with commas: `1,2`"),
+        ("0:1 2", "separate devices with commas: `0:1,2`"),
+        ("gpu0|gpu1", "separate devices with commas"),
+        ("gpu2", "perhaps `2` is meant"),
+        ("gpu:2", "perhaps `2` is meant"),
+        ("device=2", "perhaps `2` is meant"),
+        ('"2"', "perhaps `2` is meant"),
+        ("nvidia5", "perhaps `2` is meant"),
+        ("/dev/nvidia5", "perhaps `2` is meant"),
+        ("nvidia2", None),
+        ("gpu9", None),
+        ("mig0:1", "perhaps `0:1` is meant"),
+        ("0.1", "perhaps `0:1` is meant"),
+        ("0/2", "perhaps `0:2` is meant"),
+        (B.removeprefix("GPU-"), f"perhaps `{B}` is meant"),
+        (MIG[2].uuid.removeprefix("MIG-")[:10], f"perhaps `{MIG[2].uuid}` is meant"),
+        ("cccccccc", None),
+        ("1g.5gb", "a MIG profile; ask for a MIG device that has it: 0:2"),
+        ("1C.3G.20GB", "a MIG profile; ask for a MIG device that has it: 0:0, 0:1"),
+        ("None", "none is a word of NVIDIA_VISIBLE_DEVICES, in lower case"),
+        ("VOID", "void is a word"),
+    ],
+)
+def test_a_near_miss_is_answered_with_what_was_meant(token: str, suggestion: str | None) -> None:
+    message = refusal(lambda: resolved(named(token)))
+    assert message.startswith(f"`{token}` in env NVIDIA_VISIBLE_DEVICES: {suggestion or 'expected an index'}") or (
+        suggestion is not None and suggestion in message
+    )
+    assert VALID in message
+
+
 def test_a_node_without_gpus_says_so() -> None:
     empty = replace(NODE, gpus=())
     for token in ("0", "foo", "GPU-aaaaaaaa", "0f:00.0"):
-        assert "this node has no GPU" in refusal(lambda token=token: resolve(empty, ask(token)))
-    assert "this node has no MIG device" in refusal(lambda: resolve(empty, ask("MIG-11111111")))
-    assert resolve(empty, ask("all")) == ((), ())
+        assert "this node has no GPU" in refusal(lambda token=token: resolved(ask(token), empty))
+    assert "this node has no GPU" in refusal(lambda: resolved(ask("MIG-11111111"), empty))
+    assert resolved(ask("all"), empty) == ((), ())
+
+
+def test_a_node_without_mig_devices_says_so() -> None:
+    whole = replace(NODE, gpus=GPUS[1:])
+    for token in ("MIG-11111111", "1:0", "foo"):
+        assert "this node has no MIG device" in refusal(lambda token=token: resolved(ask(token), whole))
 
 
 def test_a_long_list_of_valid_names_ends() -> None:
     devices = tuple(replace(MIG[0], index=n, uuid=f"MIG-{n:08}-0000-5000-8000-000000000000") for n in range(40))
     node = replace(NODE, gpus=(replace(GPUS[0], mig_devices=devices),))
-    message = refusal(lambda: resolve(node, ask("0:99")))
+    message = refusal(lambda: resolved(ask("0:99"), node))
     assert "0:15 (" in message
     assert "0:16 (" not in message
     assert message.endswith("and 24 more (see `nvct list`)")
@@ -596,7 +654,9 @@ CAPABILITY = st.sampled_from([*CAPABILITIES, "all", "bogus"])
 
 @given(st.lists(TOKENS | NOISE, max_size=5), st.lists(CAPABILITY, max_size=4), st.booleans())
 def test_any_request_is_planned_or_refused(tokens: list[str], capabilities: list[str], privileged: bool) -> None:
-    request = Request(tuple(tokens), "env NVIDIA_VISIBLE_DEVICES", tuple(capabilities), "env C", privileged, RED_HAT)
+    request = replace(
+        named(*tokens), capabilities=Ask("env C", tuple(capabilities)), privileged=privileged, container=RED_HAT
+    )
     try:
         result = plan(NODE, request, Settings())
     except NvctError as error:
@@ -613,12 +673,15 @@ def test_any_request_is_planned_or_refused(tokens: list[str], capabilities: list
 
 @given(st.lists(TOKENS, min_size=1, max_size=6))
 def test_devices_come_once_in_the_order_of_first_mention(tokens: list[str]) -> None:
-    request = Request(tuple(tokens), "env NVIDIA_VISIBLE_DEVICES")
-    gpus, mig = resolve(NODE, request)
-    single = [resolve(NODE, replace(request, devices=(token,))) for token in tokens]
+    def listed(*names: str) -> tuple[tuple[Gpu, ...], tuple[MigDevice, ...]]:
+        # A list of mounts, since in a variable `all` outweighs what stands beside it.
+        return resolve(NODE, Request(mount_list=Ask("the mounts", names)), Settings(accept_mount_lists=True))
+
+    gpus, mig = listed(*tokens)
+    single = [listed(token) for token in tokens]
     assert gpus == tuple(dict.fromkeys(one for found, _ in single for one in found))
     assert mig == tuple(dict.fromkeys(one for _, found in single for one in found))
-    assert resolve(NODE, replace(request, devices=tuple(tokens * 2))) == (gpus, mig)
+    assert listed(*tokens, *tokens) == (gpus, mig)
 
 
 def test_the_hot_path_imports_nothing_heavy() -> None:

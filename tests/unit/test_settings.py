@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from nvct import settings as module
 from nvct.errors import ConfigError, StaleInventory
-from nvct.settings import CAPABILITIES, Settings, from_json, load, to_json
+from nvct.settings import CAPABILITIES, PARTS, Settings, from_json, load, to_json
 
 WHOLE = """\
 root: /run/nvidia/driver/
@@ -24,6 +24,17 @@ nvml_timeout_s: 5
 supported_capabilities: [utility, compute]
 cgroups: false
 mask_proc: false
+unprivileged_env: ignore
+accept_mount_lists: true
+swarm_resource: [DOCKER_RESOURCE_GPU, DOCKER_RESOURCE_X, DOCKER_RESOURCE_GPU]
+disable_require: true
+imex_channels: false
+load_kernel_modules: false
+modprobe: /opt/sbin/modprobe
+device_nodes: replace
+sys_root: /host/sys
+parts: {firmware: false, mps: true}
+cuda_compat: disabled
 """
 
 
@@ -47,6 +58,17 @@ def test_every_setting_can_be_set(file: Path) -> None:
         supported_capabilities=("compute", "utility"),
         cgroups=False,
         mask_proc=False,
+        unprivileged_env="ignore",
+        accept_mount_lists=True,
+        swarm_resource=("DOCKER_RESOURCE_GPU", "DOCKER_RESOURCE_X"),
+        disable_require=True,
+        imex_channels=False,
+        load_kernel_modules=False,
+        modprobe="/opt/sbin/modprobe",
+        device_nodes="replace",
+        sys_root="/host/sys",
+        parts={**dict.fromkeys(PARTS, True), "firmware": False},
+        cuda_compat="disabled",
     )
 
 
@@ -89,6 +111,18 @@ def test_an_absent_default_file_means_the_defaults(tmp_path: Path, monkeypatch: 
         ("supported_capabilities: [compute, cuda]\n", "expected a list of compute"),
         ("supported_capabilities: [[compute]]\n", "expected a list of compute"),
         ("cgroups: 1\n", "`cgroups` is 1, expected true or false"),
+        ("unprivileged_env: true\n", "`unprivileged_env` is True, expected one of accept, ignore, refuse"),
+        ("accept_mount_lists: 'yes'\n", "expected true or false"),
+        ("swarm_resource: DOCKER_RESOURCE_GPU\n", "expected a list of DOCKER_RESOURCE_<NAME>"),
+        ("swarm_resource: [GPU]\n", "expected a list of DOCKER_RESOURCE_<NAME>"),
+        ("swarm_resource: [1]\n", "expected a list of DOCKER_RESOURCE_<NAME>"),
+        ("parts: [firmware]\n", "`parts` is a list, expected a mapping of switches: application_profile, drm_nodes"),
+        ("parts: {firmwares: false}\n", "expected a mapping of switches"),
+        ("parts: {firmware: 0}\n", "expected true or false for each switch"),
+        ("cuda_compat: mount\n", "`cuda_compat` is 'mount', expected cache or disabled"),
+        ("device_nodes: make\n", "`device_nodes` is 'make', expected one of create, replace, print"),
+        ("device_nodes: [create]\n", "`device_nodes` is a list, expected one of"),
+        ("modprobe: modprobe\n", "`modprobe` is 'modprobe', expected an absolute path"),
         ("- root\n", "holds a list, expected lines"),
         ("text\n", "holds 'text', expected lines"),
         ("root: /x\n  y: [\n", "line 2 is not YAML"),
@@ -188,6 +222,17 @@ all_settings = st.builds(
     ),
     cgroups=st.booleans(),
     mask_proc=st.booleans(),
+    unprivileged_env=st.sampled_from(["accept", "ignore", "refuse"]),
+    accept_mount_lists=st.booleans(),
+    swarm_resource=st.sampled_from([(), ("DOCKER_RESOURCE_GPU",)]),
+    disable_require=st.booleans(),
+    imex_channels=st.booleans(),
+    load_kernel_modules=st.booleans(),
+    modprobe=st.sampled_from(["", "/sbin/modprobe"]),
+    device_nodes=st.sampled_from(["create", "replace", "print"]),
+    sys_root=st.sampled_from(["/sys", "/host/sys"]),
+    parts=st.fixed_dictionaries({part: st.booleans() for part in PARTS}),
+    cuda_compat=st.sampled_from(["cache", "disabled"]),
 )
 
 

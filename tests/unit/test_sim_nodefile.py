@@ -23,6 +23,9 @@ gpus:
 fabric_manager: true
 nvswitches: 2
 imex_channels: 1
+gds: 3
+rdma: 2
+gdrcopy: true
 nvml: {init: timeout, delay_s: 0.5}
 majors: {nvidia-uvm: 500}
 missing: ["usr/lib/*/libcuda.so*"]
@@ -50,6 +53,7 @@ def test_a_file_can_state_everything(tmp_path: Path) -> None:
     assert (second.card.model, second.card.brand, second.card.compute_capability) == ("Odd, model: x", "GEFORCE", "8.6")
     assert (second.minor, second.mig) == (1, ("1g.5gb", "3g.20gb@4"))
     assert (spec.fabric_manager, spec.nvswitches, spec.imex_channels) == (True, 2, 1)
+    assert (spec.gds, spec.rdma, spec.gdrcopy) == (3, 2, True)
     assert (spec.nvml, spec.majors) == (NvmlBehaviour("timeout", 0.5), {"nvidia-uvm": 500})
     assert (spec.missing, spec.unreadable, spec.links) == (
         ("usr/lib/*/libcuda.so*",),

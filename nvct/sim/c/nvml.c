@@ -310,7 +310,7 @@ API nvmlDeviceGetIndex(nvmlDevice_t device, unsigned int *index)
 API nvmlDeviceGetMinorNumber(nvmlDevice_t device, unsigned int *minor)
 {
     REQUIRE_READY(device);
-    return put_number(is_gpu(device) ? (int)device->gpu->minor : NO_VALUE, minor);
+    return put_number(is_gpu(device) && !node.wsl ? (int)device->gpu->minor : NO_VALUE, minor);
 }
 
 API nvmlDeviceGetBrand(nvmlDevice_t device, unsigned int *brand)

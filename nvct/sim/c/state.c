@@ -86,6 +86,8 @@ static void take_node_line(void *into, const char *key, const char *value)
         node->major_gpu = number;
     else if (!strcmp(key, "major.nvidia-caps"))
         node->major_caps = number;
+    else if (!strcmp(key, "dxg"))
+        node->wsl = sscanf(value, "%u %u", &node->major_dxg, &node->minor_dxg) == 2;
     else if (!strcmp(key, "nvml.init"))
         node->init_answer = number;
     else if (!strcmp(key, "nvml.delay_ms"))
@@ -223,12 +225,16 @@ static int try_open(const struct node *node, const char *path, unsigned int majo
 
 int state_open_control(const struct node *node)
 {
+    if (node->wsl)
+        return try_open(node, "/dev/dxg", node->major_dxg, node->minor_dxg, O_RDWR);
     return try_open(node, "/dev/nvidiactl", node->major_gpu, CONTROL_MINOR, O_RDWR);
 }
 
 static bool can_open_gpu(const struct node *node, const struct gpu *gpu)
 {
     char path[64];
+    if (node->wsl) /* whoever has the control node has every GPU */
+        return true;
     snprintf(path, sizeof path, "/dev/nvidia%u", gpu->minor);
     return try_open(node, path, node->major_gpu, gpu->minor, O_RDWR) == 0;
 }

@@ -61,7 +61,8 @@ struct node {
     char driver[TEXT];
     char library[TEXT]; /* the version in this library's own file name, "" when it has none */
     int cuda, init_answer, init_delay_ms;
-    unsigned int major_gpu, major_caps, gpu_total;
+    unsigned int major_gpu, major_caps, major_dxg, minor_dxg, gpu_total;
+    bool wsl;   /* all GPUs are behind /dev/dxg, and none has a node of its own */
     bool nodes; /* device nodes are real and prove access; else access is assumed */
     struct gpu gpus[MAX_GPUS]; /* those that can be opened, in the node's order */
     unsigned int gpu_count;

@@ -1,0 +1,270 @@
+"""The settings of the established toolkit, /etc/nvidia-container-runtime/config.toml, in the words of nvct.
+
+Every key of that file has a rule here: a setting that it becomes, or the reason why nothing is left for it to say. The
+keys are those of NVIDIA's container toolkit 1.20.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from nvct import settings
+from nvct.errors import ConfigError
+from nvct.record import record
+from nvct.settings import (
+    ACCEPT,
+    CAPABILITIES,
+    COMPAT_CACHE,
+    COMPAT_DISABLED,
+    CREATE,
+    IGNORE,
+    PRINT,
+)
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+DEFAULT_PATH = "/etc/nvidia-container-runtime/config.toml"
+
+_CLI = "nvidia-container-cli"
+_RUNTIME = "nvidia-container-runtime"
+
+
+@record
+class Dropped:
+    """A key that becomes no setting, and why. `unknown`: the toolkit does not have it either."""
+
+    key: str
+    why: str
+    unknown: bool = False
+
+
+@record
+class Translation:
+    """`values`: names and values of nvct's settings. `origins`: by setting, the keys that it comes from."""
+
+    values: dict[str, Any]
+    origins: dict[str, tuple[str, ...]]
+    dropped: tuple[Dropped, ...]
+
+
+def translate(path: str) -> Translation:
+    """Read a config.toml. Raises ConfigError for what is no such file, and for a value of the wrong kind."""
+    values: dict[str, Any] = {}
+    origins: dict[str, tuple[str, ...]] = {}
+    dropped: list[Dropped] = []
+    for key, value in _flat(_read(path)):
+        result = _rule(key, value, path)
+        if isinstance(result, Dropped):
+            dropped.append(result)
+            continue
+        for name, meaning in result.items():
+            # A file that says the same thing twice means the stricter of the two: only cuda_compat has two keys.
+            if values.get(name) != COMPAT_DISABLED:
+                values[name] = meaning
+            origins[name] = (*origins.get(name, ()), key)
+    settings.from_mapping(values, path)
+    return Translation(values, origins, tuple(dropped))
+
+
+def _read(path: str) -> dict[str, Any]:
+    try:
+        with open(path, "rb") as stream:
+            table: dict[str, Any] = tomllib.load(stream)
+            return table
+    except OSError as error:
+        raise ConfigError(f"{path}: {error.strerror}; name the toolkit's config.toml with --from") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path} is not TOML: {error}; expected the established toolkit's config.toml") from None
+
+
+def _flat(table: dict[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
+    """The keys of nested tables with dots between them; a table without keys says nothing."""
+    pairs: list[tuple[str, Any]] = []
+    for name, value in table.items():
+        pairs += _flat(value, f"{prefix}{name}.") if isinstance(value, dict) else [(prefix + name, value)]
+    return pairs
+
+
+def _rule(key: str, value: Any, path: str) -> dict[str, Any] | Dropped:
+    if key in _REASONS:
+        return Dropped(key, _REASONS[key])
+    if key not in _RULES:
+        return Dropped(key, _unknown(key), unknown=True)
+    try:
+        return _RULES[key](key, value)
+    except ValueError as error:
+        raise ConfigError(f"{path}: `{key}` is {value!r}, expected {error}; mend it and import again") from None
+
+
+def _unknown(key: str) -> str:
+    import difflib
+
+    near = difflib.get_close_matches(key, [*_RULES, *_REASONS], n=1)
+    hint = f"; did it mean {near[0]}?" if near else ""
+    return f"the established toolkit has no such key, and ignores it{hint}"
+
+
+# The rules below turn a value into settings, or into the reason why it becomes none. ValueError says what was expected.
+
+Rule = Callable[[str, Any], "dict[str, Any] | Dropped"]
+
+
+def _switch(value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise ValueError("true or false")
+    return value
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise ValueError("a text")
+    return value
+
+
+def _words(value: Any) -> list[str]:
+    return [word.strip() for word in _text(value).split(",") if word.strip()]
+
+
+def _disable_require(key: str, value: Any) -> dict[str, Any]:
+    return {"disable_require": _switch(value)}
+
+
+def _swarm_resource(key: str, value: Any) -> dict[str, Any] | Dropped:
+    names = _words(value)
+    strange = [name for name in names if not name.startswith("DOCKER_RESOURCE_")]
+    if strange:
+        return Dropped(key, f"docker swarm names its variables DOCKER_RESOURCE_<NAME>, and {strange[0]!r} is none")
+    return {"swarm_resource": names}
+
+
+def _unprivileged_env(key: str, value: Any) -> dict[str, Any]:
+    return {"unprivileged_env": ACCEPT if _switch(value) else IGNORE}
+
+
+def _accept_mount_lists(key: str, value: Any) -> dict[str, Any]:
+    return {"accept_mount_lists": _switch(value)}
+
+
+def _supported_capabilities(key: str, value: Any) -> dict[str, Any]:
+    words = _words(value)
+    if any(word not in (*CAPABILITIES, "all") for word in words):
+        raise ValueError(f"names of {', '.join(CAPABILITIES)} with commas, or all")
+    return {"supported_capabilities": [name for name in CAPABILITIES if name in words or "all" in words]}
+
+
+def _root(key: str, value: Any) -> dict[str, Any]:
+    return {"root": _text(value) or "/"}
+
+
+def _kernel_modules(key: str, value: Any) -> dict[str, Any]:
+    load = _switch(value)
+    return {"load_kernel_modules": load, "device_nodes": CREATE if load else PRINT}
+
+
+def _cgroups(key: str, value: Any) -> dict[str, Any]:
+    return {"cgroups": not _switch(value)}
+
+
+def _ldcache(key: str, value: Any) -> dict[str, Any] | Dropped:
+    if _text(value) in ("", "/etc/ld.so.cache"):
+        return Dropped(key, "nvct reads that cache, below the driver root, without being told")
+    return Dropped(
+        key,
+        "nvct reads /etc/ld.so.cache below the driver root and searches folders: set root or library_search_path where "
+        "that does not find the driver",
+    )
+
+
+def _mode(key: str, value: Any) -> Dropped:
+    modes = ("auto", "legacy", "csv", "cdi", "jit-cdi")
+    if value not in modes:
+        raise ValueError(f"one of {', '.join(modes)}")
+    if value == "csv":
+        return Dropped(key, "csv is for Jetson boards, which nvct does not serve")
+    return Dropped(key, "what a container gets is planned by one set of rules, whichever engine carries it out")
+
+
+def _cuda_compat_mode(key: str, value: Any) -> dict[str, Any]:
+    modes = {"ldconfig": COMPAT_CACHE, "mount": COMPAT_CACHE, "hook": COMPAT_CACHE, "disabled": COMPAT_DISABLED}
+    if value not in modes:
+        raise ValueError(f"one of {', '.join(modes)}")
+    return {"cuda_compat": modes[value]}
+
+
+def _no_compat_hook(key: str, value: Any) -> dict[str, Any] | Dropped:
+    if _switch(value):
+        return {"cuda_compat": COMPAT_DISABLED}
+    return Dropped(key, "false is what nvct does without it")
+
+
+def _no_imex_channels(key: str, value: Any) -> dict[str, Any]:
+    return {"imex_channels": not _switch(value)}
+
+
+_RULES: dict[str, Rule] = {
+    "disable-require": _disable_require,
+    "swarm-resource": _swarm_resource,
+    "accept-nvidia-visible-devices-envvar-when-unprivileged": _unprivileged_env,
+    "accept-nvidia-visible-devices-as-volume-mounts": _accept_mount_lists,
+    "supported-driver-capabilities": _supported_capabilities,
+    f"{_CLI}.root": _root,
+    f"{_CLI}.ldcache": _ldcache,
+    f"{_CLI}.load-kmods": _kernel_modules,
+    f"{_CLI}.no-cgroups": _cgroups,
+    f"{_RUNTIME}.mode": _mode,
+    f"{_RUNTIME}.modes.legacy.cuda-compat-mode": _cuda_compat_mode,
+    "features.disable-cuda-compat-lib-hook": _no_compat_hook,
+    "features.ignore-imex-channel-requests": _no_imex_channels,
+}
+
+_NO_PROGRAM = "nvct does that work itself and calls no such program"
+_NO_LDCONFIG = "nvct writes the container's loader cache itself and runs no ldconfig, the image's least of all"
+_NO_LOG = "nvct keeps no log file: the hook's warnings and errors go to the engine, which logs them"
+_NO_RUNTIME = "a setting of the runtime that stands in for runc; the hook needs none"
+_NO_CDI = "a setting of the runtime's CDI mode; nvct's hook writes no spec"
+
+_REASONS = {
+    f"{_CLI}.path": _NO_PROGRAM,
+    f"{_CLI}.environment": _NO_PROGRAM,
+    f"{_CLI}.debug": _NO_LOG,
+    f"{_CLI}.no-pivot": "nvct enters the container's mount namespace by descriptors, and changes no root",
+    f"{_CLI}.user": "NVML is asked in a child process that ends before the container is touched",
+    f"{_CLI}.ldconfig": _NO_LDCONFIG,
+    f"{_RUNTIME}.debug": _NO_LOG,
+    f"{_RUNTIME}.log-level": _NO_LOG,
+    f"{_RUNTIME}.runtimes": _NO_RUNTIME,
+    f"{_RUNTIME}.modes.csv.mount-spec-path": "csv is for Jetson boards, which nvct does not serve",
+    f"{_RUNTIME}.modes.csv.compat-container-root": "csv is for Jetson boards, which nvct does not serve",
+    f"{_RUNTIME}.modes.cdi.spec-dirs": _NO_CDI,
+    f"{_RUNTIME}.modes.cdi.default-kind": _NO_CDI,
+    f"{_RUNTIME}.modes.cdi.annotation-prefixes": _NO_CDI,
+    f"{_RUNTIME}.modes.jit-cdi.nvcdi-feature-flags": _NO_CDI,
+    f"{_RUNTIME}.modes.jit-cdi.nvcdi-disable-hooks": _NO_CDI,
+    f"{_RUNTIME}-hook.path": _NO_PROGRAM,
+    f"{_RUNTIME}-hook.skip-mode-detection": "nvct's hook has no modes",
+    "nvidia-ctk.path": _NO_PROGRAM,
+    "features.allow-cuda-compat-libs-from-container": (
+        "nvct never mounts what an image brings; its compatibility libraries are used where they lie (cuda_compat)"
+    ),
+    "features.allow-ldconfig-from-container": _NO_LDCONFIG,
+    "features.allow-unknown-oci-spec-fields": "nvct takes from config.json what it knows, and leaves the rest alone",
+    "features.disable-imex-channel-creation": "nvct makes no IMEX channels, it gives those that exist",
+    "features.no-additional-gids-for-device-nodes": _NO_CDI,
+}
+
+
+def to_yaml(translation: Translation, source: str) -> str:
+    """The text of a settings file with these values, and which keys they come from."""
+    import yaml
+
+    lines = [f"# From {os.path.abspath(source)}, by `nvct config import`."]
+    for name, value in translation.values.items():
+        keys = ", ".join(translation.origins[name])
+        lines += [f"# {keys}", yaml.safe_dump({name: value}, width=1000).rstrip("\n")]
+    return "\n".join(lines) + "\n"
