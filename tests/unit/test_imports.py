@@ -16,7 +16,7 @@ PACKAGE = Path(nvct.__file__).parent
 
 # The rooms from the ground up; a module may import those of its own room and of rooms below, never of one beside it.
 FLOORS = (
-    ("__init__", "record", "errors", "fastjson"),
+    ("__init__", "record", "errors", "fastjson", "trust"),
     ("model",),
     ("settings", "ldcache"),
     ("requirements", "request"),
@@ -33,6 +33,7 @@ HOT = (
     "nvct.record",
     "nvct.errors",
     "nvct.fastjson",
+    "nvct.trust",
     "nvct.model",
     "nvct.settings",
     "nvct.ldcache",
