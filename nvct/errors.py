@@ -25,5 +25,9 @@ class InjectionError(NvctError):
     """A step in the container failed; everything done before it has been undone."""
 
 
+class ContainerChanged(NvctError):
+    """The container's files were changed while nvct worked on them, by something that shares them: stop that."""
+
+
 class StaleInventory(NvctError):
     """The node is no longer what the inventory says: discover it again."""

@@ -11,7 +11,7 @@ import stat
 
 from nvct.errors import ConfigError, StaleInventory
 from nvct.record import as_dict, record
-from nvct.userns import trusted_owners
+from nvct.trust import is_sticky, why_unsafe
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -151,6 +151,7 @@ def _read_trusted(path: str) -> str:
         raise ConfigError(f"settings file {path} cannot be opened: {error.strerror}") from None
     try:
         _check_owner(os.fstat(file), path)
+        _check_folder(os.path.dirname(path) or ".")
         with open(file, "rb", closefd=False) as stream:
             content = stream.read(_MAX_BYTES + 1)
     finally:
@@ -166,16 +167,19 @@ def _read_trusted(path: str) -> str:
 def _check_owner(status: os.stat_result, path: str) -> None:
     if not stat.S_ISREG(status.st_mode):
         raise ConfigError(f"settings file {path} is not a regular file; put a YAML file there")
-    if status.st_uid not in trusted_owners():
-        raise ConfigError(
-            f"settings file {path} belongs to uid {status.st_uid}, expected root or uid {os.geteuid()}; "
-            f"run: chown root {path}"
-        )
-    if status.st_mode & 0o022:
-        raise ConfigError(
-            f"settings file {path} has mode {status.st_mode & 0o7777:04o}, which lets others change it; "
-            f"run: chmod go-w {path}"
-        )
+    reason = why_unsafe(path, status)
+    if reason:
+        raise ConfigError(f"settings file {reason}")
+
+
+def _check_folder(folder: str) -> None:
+    """Whoever can write to the folder can put another file of root's there, such as an older one."""
+    status = os.stat(folder)
+    if is_sticky(status):
+        return
+    reason = why_unsafe(folder, status)
+    if reason:
+        raise ConfigError(f"the folder of the settings file, {reason}")
 
 
 def _parse(text: str, path: str) -> dict[object, object]:

@@ -35,19 +35,3 @@ def outer_uid() -> int:
         if inside <= uid < inside + count:
             return outside + uid - inside
     return uid
-
-
-def trusted_owners() -> set[int]:
-    """Root and the caller. In a user namespace the host's root shows up as the overflow uid, and so does every other
-    user of the host: what belongs to that id can be trusted only where root alone can put files.
-    """
-    owners = {0, os.geteuid()}
-    try:
-        with open("/proc/self/uid_map", encoding="ascii") as stream:
-            identity = stream.read().split() == ["0", "0", "4294967295"]
-        if not identity:
-            with open("/proc/sys/kernel/overflowuid", encoding="ascii") as stream:
-                owners.add(int(stream.read()))
-    except OSError:
-        pass  # without /proc the host's root cannot be recognised, and is not trusted
-    return owners

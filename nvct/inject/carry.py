@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import os
 
-from nvct.errors import InjectionError, NvctError
+from nvct.errors import ContainerChanged, InjectionError, NvctError
 from nvct.inject import syscalls
 from nvct.inject.cgroup import DeviceCgroup, RulesOutOfReach
 from nvct.inject.files import write_file
@@ -14,6 +14,7 @@ from nvct.inject.links import make_link, remove_stale
 from nvct.inject.loader import update_loader_cache
 from nvct.inject.mounts import DEVICE_OPTIONS, HostTree, Places, attach, check_device
 from nvct.inject.procmask import ProcMask
+from nvct.inject.propagation import shared_mounts
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -33,8 +34,10 @@ def inject(edits: Edits, pid: int, root: ConfinedRoot, architecture: str, cgroup
         carrier.take()
         carrier.enter()
         carrier.furnish()
-    except (OSError, NvctError) as error:
+    except Exception as error:  # whatever it was, a memory that ran out or a mistake of ours: nothing may stay
         failures = carrier.ledger.roll_back()
+        if isinstance(error, ContainerChanged):
+            failures += ("the mount that was made last",)
         raise InjectionError(_failure(carrier.step, error, failures)) from error
     return tuple(carrier.warnings)
 
@@ -44,6 +47,8 @@ def _failure(step: str, error: Exception, failures: tuple[str, ...]) -> str:
     if isinstance(error, OSError):
         name = errno.errorcode.get(error.errno or 0, str(error.errno))
         what = f"{error.filename or 'no path'}: {error.strerror} ({name})"
+    elif not isinstance(error, NvctError):
+        what = f"{type(error).__name__} {error}".strip()
     undone = "everything done before was undone"
     if failures:
         undone = f"NOT undone, remove the container: {'; '.join(failures)}"
@@ -62,7 +67,6 @@ class _Carrier:
         self._root = root
         self._architecture = architecture
         self._with_cgroups = cgroups and bool(edits.devices)
-        self._places = Places(root, self.ledger)
         self._devices: list[tuple[DeviceEdit, HostTree]] = []
         self._mounts: list[tuple[MountEdit, HostTree]] = []
         self._by_target: dict[str, HostTree] = {}
@@ -80,6 +84,7 @@ class _Carrier:
         self.step = "open the container's namespaces"
         owner = os.stat(f"/proc/{self._pid}")
         self._owner = owner.st_uid, owner.st_gid
+        self._places = Places(self._root, self.ledger, shared_mounts(self._pid))
         self._namespace = os.open(f"/proc/{self._pid}/ns/mnt", os.O_RDONLY | os.O_CLOEXEC)
         self.step = "read /proc/driver/nvidia"
         self._mask = ProcMask(self.edits.proc, self._owner) if self.edits.proc else None
@@ -130,7 +135,7 @@ class _Carrier:
         for file in self.edits.files:
             self._write_file(file)
         self.step = "cover /proc/driver/nvidia"
-        if self._mask and not self._mask.attach(self._root, self.ledger):
+        if self._mask and not self._mask.attach(self._places, self.ledger):
             self.warnings.append("the container has no /proc/driver/nvidia: nothing to cover there")
         if self.edits.loader_cache:
             self.step = "write the loader cache"

@@ -17,6 +17,11 @@ if TYPE_CHECKING:
     from nvct.inject.rootfs import ConfinedRoot
     from nvct.model import LinkEdit, StaleName
 
+# How much of an image is searched for leftovers: names in all folders together, and those among them that could be
+# ours. A driver has some hundred files, and to follow one link can take 4 ms where links were laid out for that.
+MOST_NAMES = 1_000_000
+MOST_CANDIDATES = 2_000
+
 # Only names below a held folder descriptor are used here, never paths: nothing that is done can leave that folder.
 
 
@@ -76,6 +81,7 @@ def remove_stale(stale: tuple[StaleName, ...], wanted: set[str], root: ConfinedR
     for leftover in stale:
         prefixes[leftover.folder] = (*prefixes.get(leftover.folder, ()), leftover.prefix)
     links = []
+    search = _Search()
     for folder, beginnings in prefixes.items():
         try:
             descriptor = root.open(folder, os.O_RDONLY | os.O_DIRECTORY, same_mount=True)
@@ -83,9 +89,7 @@ def remove_stale(stale: tuple[StaleName, ...], wanted: set[str], root: ConfinedR
             if error.errno not in (errno.ENOENT, errno.ENOTDIR, errno.EXDEV):
                 raise
             continue
-        for name in os.listdir(descriptor):
-            if not name.startswith(beginnings):
-                continue
+        for name in search.names(descriptor, beginnings, folder):
             path = f"{folder}/{name}"
             if path in wanted:
                 continue
@@ -93,11 +97,35 @@ def remove_stale(stale: tuple[StaleName, ...], wanted: set[str], root: ConfinedR
             if S_ISLNK(status.st_mode):
                 links.append((descriptor, name, path))
             elif not S_ISDIR(status.st_mode) or not any(inner.startswith(path + "/") for inner in wanted):
-                _unless_it_is_not_ours(_remove_leftover, descriptor, name, path, status, ledger)
+                _unless_it_is_not_ours(_remove_leftover, descriptor, name, path, status, search, ledger)
     # Only when all files are gone it shows which links lead nowhere.
     for descriptor, name, path in links:
         if not root.exists(path):
             _unless_it_is_not_ours(_remove_link, descriptor, name, path, ledger)
+
+
+class _Search:
+    """Lists folders of an image that may have been filled to keep a start busy."""
+
+    def __init__(self) -> None:
+        self._names = 0
+        self._candidates = 0
+
+    def names(self, folder: int, beginnings: tuple[str, ...], path: str) -> list[str]:
+        """The names in the folder that begin so. InjectionError when there were too many, here and before."""
+        found = []
+        with os.scandir(folder) as entries:
+            for entry in entries:
+                self._names += 1
+                if entry.name.startswith(beginnings):
+                    self._candidates += 1
+                    found.append(entry.name)
+                if self._names > MOST_NAMES or self._candidates > MOST_CANDIDATES:
+                    raise InjectionError(
+                        f"{path} in the container, with the folders before it, has more than {MOST_NAMES} names or "
+                        f"{MOST_CANDIDATES} that could be of a driver: remove them from the image"
+                    )
+        return found
 
 
 def _unless_it_is_not_ours(remove: Callable[..., None], *arguments: object) -> None:
@@ -115,13 +143,15 @@ def _remove_link(parent: int, name: str, path: str, ledger: Ledger) -> None:
     ledger.add(f"restore {path}", lambda: os.symlink(text, name, dir_fd=parent))
 
 
-def _remove_leftover(parent: int, name: str, path: str, status: os.stat_result, ledger: Ledger) -> None:
+def _remove_leftover(
+    parent: int, name: str, path: str, status: os.stat_result, search: _Search, ledger: Ledger
+) -> None:
     mode = status.st_mode & 0o7777
     if _is_leftover(status):
         os.unlink(name, dir_fd=parent)
         ledger.add(f"restore {path}", lambda: _make_empty(parent, name, mode))
     elif S_ISDIR(status.st_mode):
-        _remove_folder_of_leftovers(parent, path, name, mode, ledger)
+        _remove_folder_of_leftovers(parent, path, name, mode, search, ledger)
 
 
 def _is_leftover(status: os.stat_result) -> bool:
@@ -136,11 +166,12 @@ def _make_empty(parent: int, name: str, mode: int) -> None:
     os.close(os.open(name, flags, mode, dir_fd=parent))
 
 
-def _remove_folder_of_leftovers(parent: int, path: str, name: str, mode: int, ledger: Ledger) -> None:
+def _remove_folder_of_leftovers(parent: int, path: str, name: str, mode: int, search: _Search, ledger: Ledger) -> None:
     """Remove a folder in which nothing but empty files is left."""
     folder = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=parent)
-    inside = {entry: os.stat(entry, dir_fd=folder, follow_symlinks=False) for entry in os.listdir(folder)}
     try:
+        names = search.names(folder, ("",), path)
+        inside = {entry: os.stat(entry, dir_fd=folder, follow_symlinks=False) for entry in names}
         if all(_is_leftover(status) for status in inside.values()):
             modes = {entry: status.st_mode & 0o7777 for entry, status in inside.items()}
             ledger.add(f"restore {path}", lambda: _restore_folder(parent, name, mode, modes))

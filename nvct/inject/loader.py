@@ -21,6 +21,9 @@ FOLDER = "/etc"
 NAME = "ld.so.cache"
 PATH = f"{FOLDER}/{NAME}"
 
+# Entries of names that could be a driver's whose files are looked for: see links.MOST_CANDIDATES.
+MOST_LOOKS = 2_000
+
 
 def update_loader_cache(
     edits: tuple[CacheEdit, ...],
@@ -36,10 +39,19 @@ def update_loader_cache(
         return (f"{PATH} in the container is of another architecture than {architecture}: it was left as it is",)
     add = [(edit.name, edit.path, ldcache.flags_for(architecture, edit.bits)) for edit in edits]
     prefixes = tuple({name.prefix for name in stale if name.prefix})
-    kept = {edit.path for edit in edits}
+    found = {edit.path: True for edit in edits}
 
     def is_stale(name: str, path: str) -> bool:
-        return name.startswith(prefixes) and path not in kept and not places.root.exists(path)
+        if not name.startswith(prefixes):
+            return False
+        if path not in found:
+            if len(found) > MOST_LOOKS:
+                raise ldcache.LoaderCacheError(
+                    f"loader cache: more than {MOST_LOOKS} files of drivers in it; "
+                    "rebuild it with ldconfig in the image"
+                )
+            found[path] = places.root.exists(path)
+        return not found[path]
 
     new = ldcache.merge(old, add, is_stale)
     if new != old:

@@ -13,8 +13,9 @@ import errno
 import os
 from stat import S_ISCHR, S_ISDIR, S_ISLNK
 
-from nvct.errors import InjectionError
+from nvct.errors import ContainerChanged, InjectionError
 from nvct.inject import syscalls
+from nvct.inject.propagation import check_stays_inside
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -100,10 +101,18 @@ class HostTree:
 
     def _bind(self, root: ConfinedRoot, target: Place) -> int:
         _mount_by_descriptor(root, str(self.descriptor), target.descriptor, syscalls.MS_BIND, target.path)
-        mounted = target.look_again(root)
+        # Here the mount can be found by its name alone. When it is not found it cannot be undone either, so that this
+        # error, unlike others, is never passed over for an optional part: the container must not start.
+        try:
+            mounted = target.look_again(root)
+        except OSError as error:
+            raise ContainerChanged(self._changed(target, str(error.strerror))) from None
         if not same_file(os.fstat(mounted), self.status()):
-            raise InjectionError(f"{target.path} was changed in the container while {self.source} was mounted on it")
+            raise ContainerChanged(self._changed(target, "something else stands there"))
         return mounted
+
+    def _changed(self, target: Place, found: str) -> str:
+        return f"{target.path} was changed in the container while {self.source} was mounted on it: {found}"
 
     def _set_flags(self, root: ConfinedRoot, mounted: int, path: str) -> None:
         """Add our options to those that the mount has: a user namespace may take none of them away (EPERM)."""
@@ -144,10 +153,14 @@ class Place:
 
 
 class Places:
-    """Finds, and where they are missing makes, the places to mount on. Each folder is resolved once."""
+    """Finds, and where they are missing makes, the places to mount on. Each folder is resolved once.
 
-    def __init__(self, root: ConfinedRoot, ledger: Ledger) -> None:
+    `shared` are the container's `propagation.shared_mounts`.
+    """
+
+    def __init__(self, root: ConfinedRoot, ledger: Ledger, shared: frozenset[str]) -> None:
         self.root = root
+        self.shared = shared
         self._ledger = ledger
         self._folders: dict[str, int] = {}
 
@@ -212,6 +225,7 @@ def attach(tree: HostTree, path: str, places: Places, ledger: Ledger) -> None:
                 f"{path} is the device {_numbers(there)} in the container, {tree.source} is {_numbers(status)}: "
                 "remove the node from the image or from the container's device list"
             )
+        check_stays_inside(target.descriptor, path, places.root, places.shared)
         tree.attach(places.root, target, ledger)
     os.close(target.descriptor)
 

@@ -10,13 +10,15 @@ import errno
 import os
 from stat import S_ISDIR
 
-from nvct.errors import InjectionError
+from nvct.errors import ContainerChanged, InjectionError
 from nvct.inject import syscalls
 from nvct.inject.mounts import HostTree, Place
+from nvct.inject.propagation import check_stays_inside
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from nvct.inject.ledger import Ledger
+    from nvct.inject.mounts import Places
     from nvct.inject.rootfs import ConfinedRoot
     from nvct.model import ProcEdit
 
@@ -56,15 +58,17 @@ class ProcMask:
         for tree in self.trees.values():
             tree.open_inside()
 
-    def attach(self, root: ConfinedRoot, ledger: Ledger) -> bool:
+    def attach(self, places: Places, ledger: Ledger) -> bool:
         """Put it over the container's /proc/driver/nvidia. False, and nothing done, where the container has no
         such folder.
         """
+        root = places.root
         try:
             there = root.open(TARGET, os.O_PATH | os.O_DIRECTORY)
         except FileNotFoundError:
             return False
         if not self._is_shown_by(root, there):
+            check_stays_inside(there, TARGET, root, places.shared)
             try:
                 self._show(root, there, ledger)
             except OSError as error:
@@ -104,7 +108,7 @@ class ProcMask:
         syscalls.mount("tmpfs", str(there), "tmpfs", flags, options, TARGET)
         tmpfs = root.open(TARGET, os.O_PATH | os.O_DIRECTORY)
         if syscalls.filesystem_magic(tmpfs, TARGET) != syscalls.TMPFS_MAGIC:
-            raise InjectionError(f"{TARGET} was changed in the container while it was covered")
+            raise ContainerChanged(f"{TARGET} was changed in the container while it was covered")
         return tmpfs
 
     def _attach_tree(self, root: ConfinedRoot, tmpfs: int, name: str, tree: HostTree, ledger: Ledger) -> None:

@@ -21,6 +21,9 @@ if TYPE_CHECKING:
 # As many as the kernel follows in one path (MAXSYMLINKS).
 _MOST_LINKS = 40
 
+# The kernel has no such limit: 40 links can have 80,000 components. A step takes it 50 ns, and us 10 us.
+_MOST_STEPS = 1_000
+
 _ANCHOR = os.O_PATH | os.O_CLOEXEC
 
 
@@ -85,10 +88,13 @@ class ConfinedRoot:
         """
         trail = [os.dup(self.descriptor)]  # from the root to where we are; `..` steps back along it
         pending = path.split("/")
-        links = 0
+        links = steps = 0
         try:
             while pending:
                 name = pending.pop(0)
+                steps += 1
+                if steps > _MOST_STEPS:
+                    raise OSError(errno.ELOOP, "too many steps")
                 if name == "..":
                     _shorten(trail, max(1, len(trail) - 1))
                 if name in ("", ".", ".."):

@@ -15,7 +15,7 @@ import time
 from binascii import crc32
 from fcntl import LOCK_EX, LOCK_NB, flock
 
-from nvct import fastjson, settings, userns
+from nvct import fastjson, settings, trust, userns
 from nvct.errors import ConfigError, NvctError
 from nvct.model import SCHEMA
 from nvct.node import procfs, roots
@@ -338,5 +338,5 @@ def _is_safe(status: os.stat_result, run_dir: str) -> bool:
 
     What shows up as the overflow uid is root's in /run, where root alone can put a folder, and anybody's elsewhere.
     """
-    owners = userns.trusted_owners() if run_dir == RUN_DIR else {0, os.geteuid()}
+    owners = trust.trusted_owners() if run_dir == RUN_DIR else {0, os.geteuid()}
     return status.st_uid in owners and not status.st_mode & _OTHERS_CAN_WRITE

@@ -11,7 +11,7 @@ import os
 import sys
 
 from nvct import __version__
-from nvct.errors import DriverError, NvctError, RequestError, StaleInventory
+from nvct.errors import ConfigError, DriverError, NvctError, RequestError, StaleInventory
 from nvct.fastjson import loads
 from nvct.inject.carry import inject
 from nvct.inject.look import look_as_its_root
@@ -23,6 +23,7 @@ from nvct.plan import plan, resolve
 from nvct.record import replace
 from nvct.request import asks_for_nothing, request_from_spec
 from nvct.settings import DEFAULT_PATH
+from nvct.trust import why_environment_is_unsafe
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -64,6 +65,9 @@ def main(arguments: list[str]) -> int:
         warnings = give_gpus(_read_descriptor(0, _MOST_STATE, "the OCI state on standard input"), config)
     except NvctError as error:
         sys.stderr.write(f"nvct: {error}\n")
+        return 1
+    except MemoryError:
+        sys.stderr.write("nvct: the container's config.json or loader cache needs more memory than the hook has\n")
         return 1
     for warning in warnings:
         sys.stderr.write(f"nvct: warning: {warning}\n")
@@ -144,8 +148,7 @@ def _refresh(config: str, may_be_fresh: bool) -> None:
     import. `may_be_fresh`: an inventory that another start has stored meanwhile will do.
     """
     home = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-    own = f"{home}/.venv/bin/python3"
-    interpreter = own if os.path.exists(own) else sys.executable
+    interpreter = _interpreter(home)
     command = [interpreter, "-I", f"{home}/nvct/__main__.py", "--config", config, "refresh", "--quiet"]
     if may_be_fresh:
         command.append("--if-stale")
@@ -161,6 +164,17 @@ def _refresh(config: str, may_be_fresh: bool) -> None:
     if status:
         last = complaint.rpartition("\n")[2].removeprefix("nvct: ")
         raise DriverError(last or f"nvct refresh ended with status {status} and said nothing")
+
+
+def _interpreter(home: str) -> str:
+    """That of the virtual environment beside the code, which has the packages that discovery needs, or our own."""
+    own = f"{home}/.venv/bin/python3"
+    if not os.path.exists(own):
+        return sys.executable
+    reason = why_environment_is_unsafe(f"{home}/.venv")
+    if reason:
+        raise ConfigError(reason)
+    return own
 
 
 def _state(text: bytes) -> tuple[int, str, str]:
@@ -189,7 +203,9 @@ def _open_root(pid: int, rootfs: str) -> ConfinedRoot:
     try:
         return ConfinedRoot.of_process(pid, os.path.normpath(rootfs))
     except OSError as error:
-        raise RequestError(f"the container's root {rootfs} as process {pid} sees it: {error.strerror}") from None
+        raise RequestError(f"the container's root {rootfs!r} as process {pid} sees it: {error.strerror}") from None
+    except ValueError as error:  # a NUL, or half of a surrogate pair
+        raise RequestError(f"the container's root {rootfs!r} is no path: {error}") from None
 
 
 def _json(text: bytes, where: str) -> dict[str, object]:
@@ -205,8 +221,9 @@ def _json(text: bytes, where: str) -> dict[str, object]:
 def _read_file(path: str) -> bytes:
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    except OSError as error:
-        raise RequestError(f"{path}: {error.strerror}; expected the container's OCI runtime spec") from None
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise RequestError(f"{path!r}: {reason}; expected the container's OCI runtime spec") from None
     try:
         return _read_descriptor(descriptor, _MOST_SPEC, path)
     finally:

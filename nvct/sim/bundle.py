@@ -18,6 +18,10 @@ from nvct.errors import NvctError
 _GLIBC = ("libc.so.6", "libm.so.6", "libdl.so.2", "libpthread.so.0", "librt.so.1")
 _APPLETS = ("sh", "cat", "head", "ls", "mkdir", "mknod", "readlink", "rm", "sleep", "sort", "stat", "test", "true")
 
+# Without an env of its own a hook gets that of the runtime, or in some stages that of the image, LD_PRELOAD included;
+# and an empty one counts as none.
+HOOK_ENV = ("PATH=/usr/sbin:/usr/bin:/sbin:/bin",)
+
 FAMILIES = ("debian", "lib64", "busybox")
 
 
@@ -100,7 +104,10 @@ def config(
             },
             {"destination": "/sys", "type": "sysfs", "source": "sysfs", "options": ["nosuid", "noexec", "nodev", "ro"]},
         ],
-        "hooks": {stage: list(entries) for stage, entries in hooks.items()},
+        "hooks": {
+            stage: [{**entry, "env": entry.get("env") or list(HOOK_ENV)} for entry in entries]
+            for stage, entries in hooks.items()
+        },
         "linux": {
             "resources": {"devices": [{"allow": False, "access": "rwm"}]},
             "namespaces": [{"type": kind} for kind in ("pid", "network", "ipc", "uts", "mount")],

@@ -178,8 +178,11 @@ class RuncContainer:
 
     def loader_names(self) -> dict[tuple[str, int], str]:
         """(name, bits) → path of every entry of its loader cache."""
+        path = self.rootfs / "etc/ld.so.cache"
+        if not os.path.realpath(path).startswith(f"{self.rootfs}/"):
+            return {}  # a hostile image's link, which leads to the host from here
         try:
-            cache = parse((self.rootfs / "etc/ld.so.cache").read_bytes())
+            cache = parse(path.read_bytes())
         except FileNotFoundError:
             return {}
         return {(entry.name, BITS[entry.flags]): entry.path for entry in cache.entries}

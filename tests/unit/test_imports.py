@@ -16,7 +16,7 @@ PACKAGE = Path(nvct.__file__).parent
 
 # The rooms from the ground up; a module may import those of its own room and of rooms below, never of one beside it.
 FLOORS = (
-    ("__init__", "record", "errors", "fastjson", "userns"),
+    ("__init__", "record", "errors", "fastjson", "userns", "trust"),
     ("model",),
     ("settings", "ldcache"),
     ("requirements", "request", "established"),
@@ -35,6 +35,7 @@ HOT = (
     "nvct.errors",
     "nvct.fastjson",
     "nvct.userns",
+    "nvct.trust",
     "nvct.model",
     "nvct.settings",
     "nvct.ldcache",

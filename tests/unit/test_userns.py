@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from nvct import userns
+from nvct import trust, userns
 from nvct.node import cache
 
 TREE = Path(__file__).resolve().parents[2]
@@ -19,9 +19,9 @@ OVERFLOW = int(Path("/proc/sys/kernel/overflowuid").read_text())
 PROGRAM = """
 import json, sys
 sys.path.insert(0, sys.argv[1])
-from nvct import userns
+from nvct import trust, userns
 from nvct.node import cache
-print(json.dumps([userns.is_nested(), userns.outer_uid(), sorted(userns.trusted_owners()), cache.own_run_dir()]))
+print(json.dumps([userns.is_nested(), userns.outer_uid(), sorted(trust.trusted_owners()), cache.own_run_dir()]))
 """
 ASK = [sys.executable, "-c", PROGRAM, str(TREE)]
 
@@ -79,7 +79,7 @@ def test_what_shows_up_as_the_overflow_uid_is_roots_in_run_alone(tmp_path: Path)
 
 def test_the_overflow_uid_counts_in_run_in_a_namespace(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: 0)
-    monkeypatch.setattr(userns, "trusted_owners", lambda: {0, OVERFLOW})
+    monkeypatch.setattr(trust, "trusted_owners", lambda: {0, OVERFLOW})
     folder = os.stat_result((0o040755, 1, 1, 1, OVERFLOW, 0, 0, 0, 0, 0))
     assert cache._is_safe(folder, "/run/nvct")
     assert not cache._is_safe(folder, "/tmp/nvct-1000")
