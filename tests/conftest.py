@@ -12,8 +12,9 @@ from typing import Any
 
 import pytest
 
+from tests.support.namespaces import CgroupV2
 from tests.support.nodes import SimNode, dgx_a100, kept, mixed_node
-from tests.support.runc import CgroupV2, Namespace, RuncContainer, Start, runc_container
+from tests.support.runc import RuncContainer, Start, runc_container
 
 
 @pytest.fixture(scope="session")
@@ -76,7 +77,7 @@ def dlopen_all(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def cgroup_v2(root_user: None) -> Iterator[Namespace]:
+def cgroup_v2(root_user: None) -> Iterator[CgroupV2]:
     if "cgroup2" not in Path("/proc/filesystems").read_text():
         pytest.skip("this kernel has no cgroup v2")
     with CgroupV2() as namespace:

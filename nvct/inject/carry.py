@@ -4,8 +4,17 @@ from __future__ import annotations
 
 import errno
 import os
+import time
+from _signal import (  # type: ignore[import-not-found]  # `signal` takes 3 ms to import
+    SIG_BLOCK,
+    SIGHUP,
+    SIGINT,
+    SIGTERM,
+    pthread_sigmask,
+)
+from fcntl import LOCK_EX, LOCK_NB, flock
 
-from nvct.errors import ContainerChanged, InjectionError, NvctError
+from nvct.errors import ContainerChanged, InjectionError, NvctError, StaleInventory
 from nvct.inject import syscalls
 from nvct.inject.cgroup import DeviceCgroup, RulesOutOfReach
 from nvct.inject.files import write_file
@@ -15,6 +24,7 @@ from nvct.inject.loader import update_loader_cache
 from nvct.inject.mounts import DEVICE_OPTIONS, HostTree, Places, attach, check_device
 from nvct.inject.procmask import ProcMask
 from nvct.inject.propagation import shared_mounts
+from nvct.inject.rootfs import birth
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -22,18 +32,30 @@ if TYPE_CHECKING:
     from nvct.model import DeviceEdit, Edits, FileEdit, LinkEdit, MountEdit
 
 
+PATIENCE_S = 10
+
+# What runtimes and terminals send to end a hook: it takes effect when all is done or undone, some milliseconds later.
+_ENDING = (SIGHUP, SIGINT, SIGTERM)
+
+
 def inject(edits: Edits, pid: int, root: ConfinedRoot, architecture: str, cgroups: bool = True) -> tuple[str, ...]:
     """Carry the edits out in the container of process `pid`, whose root folder is `root`. Returns warnings.
 
-    Leaves the calling process, which must have one thread, in the container's mount namespace. When a required step
-    fails, everything done before it is undone and InjectionError says which step it was.
+    Leaves the calling process, which must have one thread, in the container's mount namespace, with the signals that
+    end programs blocked. When a required step fails, everything done before it is undone and InjectionError says which
+    step it was. StaleInventory: what the edits name is no longer on the host; nothing has been done, and the caller
+    may go on.
     """
     os.umask(0o022)
     carrier = _Carrier(edits, pid, root, architecture, cgroups)
     try:
         carrier.take()
+        carrier.wait_for_others()
+        pthread_sigmask(SIG_BLOCK, _ENDING)
         carrier.enter()
         carrier.furnish()
+    except StaleInventory:
+        raise
     except Exception as error:  # whatever it was, a memory that ran out or a mistake of ours: nothing may stay
         failures = carrier.ledger.roll_back()
         if isinstance(error, ContainerChanged):
@@ -53,6 +75,13 @@ def _failure(step: str, error: Exception, failures: tuple[str, ...]) -> str:
     if failures:
         undone = f"NOT undone, remove the container: {'; '.join(failures)}"
     return f"{step}: {what}; {undone}"
+
+
+def _taken(source: str, options: tuple[str, ...]) -> HostTree:
+    try:
+        return HostTree(source, options)
+    except FileNotFoundError as error:
+        raise StaleInventory(f"{source} is gone ({error.strerror}): discover again") from None
 
 
 class _Carrier:
@@ -77,7 +106,7 @@ class _Carrier:
         """
         self.step = "take device nodes from the host"
         for device in self.edits.devices:
-            self._devices.append((device, HostTree(device.source, DEVICE_OPTIONS)))
+            self._devices.append((device, _taken(device.source, DEVICE_OPTIONS)))
         self.step = "take driver files from the host"
         for mount in self.edits.mounts:
             self._take_mount(mount)
@@ -90,6 +119,9 @@ class _Carrier:
         self._mask = ProcMask(self.edits.proc, self._owner) if self.edits.proc else None
         self.step = "open the container's device cgroup"
         self._cgroup = self._open_cgroup() if self._with_cgroups else None
+        # All that was opened by its pid is the container's if its process is still the one whose root was opened first.
+        if self._root.born and birth(self._pid) != self._root.born:
+            raise InjectionError(f"process {self._pid} has ended, and its number is another's: the container is gone")
 
     def _open_cgroup(self) -> DeviceCgroup | None:
         try:
@@ -99,12 +131,29 @@ class _Carrier:
             return None
 
     def _take_mount(self, mount: MountEdit) -> None:
+        if mount.required:
+            self._mounts.append((mount, _taken(mount.source, mount.options)))
+            return
         try:
             self._mounts.append((mount, HostTree(mount.source, mount.options)))
         except OSError as error:
-            if mount.required:
-                raise
             self.warnings.append(f"{mount.source}: {error.strerror}, left out ({mount.why})")
+
+    def wait_for_others(self) -> None:
+        """One hook at a time in one root folder: of two, one would take the other's mounts for its own."""
+        self.step = "wait for other hooks in this container"
+        self._own = self._root.reopen(self._root.descriptor, os.O_RDONLY | os.O_DIRECTORY)
+        deadline = time.monotonic() + PATIENCE_S
+        while True:
+            try:
+                flock(self._own, LOCK_EX | LOCK_NB)
+                return
+            except BlockingIOError:
+                if time.monotonic() > deadline:
+                    raise InjectionError(
+                        f"another process has held the container's root folder locked for {PATIENCE_S} s: end it"
+                    ) from None
+            time.sleep(0.01)
 
     def enter(self) -> None:
         self.step = "enter the container's mount namespace"

@@ -8,10 +8,13 @@ from __future__ import annotations
 import os
 from stat import S_ISLNK
 
-from nvct.inject.links import replace_link
+from nvct.inject.links import aside, replace_link
+from nvct.record import record, replace
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from nvct.inject.ledger import Ledger
     from nvct.inject.mounts import Places
     from nvct.inject.rootfs import ConfinedRoot
@@ -47,21 +50,51 @@ def replace_file(
 ) -> None:
     """Put `content` in place of what has the name in one step: a program that starts meanwhile reads old or new.
 
-    `old` is the content of the regular file there, if it is one. Where a link is, the link is replaced, not what it
-    leads to. `mode` None: as the old file has it, else 0644. `about` is the path, for the ledger.
+    `old` is the content of the regular file there, if it is one; the new file has its owner and its extended
+    attributes (a security label is one). Where a link is, the link is replaced, not what it leads to. `mode` None: as
+    the old file has it, else 0644. `about` is the path, for the ledger.
     """
     status = _status(parent, name)
     if status is None:
-        _put(parent, name, content, 0o644 if mode is None else mode)
+        _put(parent, name, content, _Like(mode=0o644 if mode is None else mode))
         ledger.add(f"remove {about}", lambda: os.unlink(name, dir_fd=parent))
     elif S_ISLNK(status.st_mode):
         text = os.readlink(name, dir_fd=parent)
-        _put(parent, name, content, 0o644 if mode is None else mode)
+        _put(parent, name, content, _Like(mode=0o644 if mode is None else mode))
         ledger.add(f"restore {about}", lambda: replace_link(parent, name, text))
     else:
-        old_mode, times = status.st_mode & 0o777, (status.st_atime_ns, status.st_mtime_ns)
-        _put(parent, name, content, old_mode if mode is None else mode)
-        ledger.add(f"restore {about}", lambda: _put(parent, name, old or b"", old_mode, times))
+        like = _Like.of(parent, name)
+        _put(parent, name, content, like if mode is None else replace(like, mode=mode, times=None))
+        ledger.add(f"restore {about}", lambda: _put(parent, name, old or b"", like))
+
+
+@record
+class _Like:
+    """What a file has besides its content. `owner` is (uid, gid), None for whoever makes it; `times` None for now."""
+
+    mode: int
+    owner: tuple[int, int] | None = None
+    times: tuple[int, int] | None = None
+    attributes: tuple[tuple[str, bytes], ...] = ()
+
+    @classmethod
+    def of(cls, parent: int, name: str) -> _Like:
+        flags = os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC
+        descriptor = os.open(name, flags, dir_fd=parent)
+        try:
+            status = os.fstat(descriptor)
+            attributes = tuple((key, os.getxattr(descriptor, key)) for key in _listed(descriptor))
+        finally:
+            os.close(descriptor)
+        times = (status.st_atime_ns, status.st_mtime_ns)
+        return cls(status.st_mode & 0o777, (status.st_uid, status.st_gid), times, attributes)
+
+
+def _listed(descriptor: int) -> list[str]:
+    try:
+        return os.listxattr(descriptor)
+    except OSError:  # a file system without extended attributes
+        return []
 
 
 def _status(parent: int, name: str) -> os.stat_result | None:
@@ -71,20 +104,37 @@ def _status(parent: int, name: str) -> os.stat_result | None:
         return None
 
 
-def _put(parent: int, name: str, content: bytes, mode: int, times: tuple[int, int] | None = None) -> None:
-    aside = f".{name}.nvct-{os.getpid()}"
+def _put(parent: int, name: str, content: bytes, like: _Like) -> None:
+    beside = aside(parent, name)
     flags = os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC
-    descriptor = os.open(aside, flags, 0o600, dir_fd=parent)
+    descriptor = os.open(beside, flags, 0o600, dir_fd=parent)
     try:
         rest = memoryview(content)
         while rest:
             rest = rest[os.write(descriptor, rest) :]
-        os.fchmod(descriptor, mode)
-        if times:
-            os.utime(descriptor, ns=times)
-        os.rename(aside, name, src_dir_fd=parent, dst_dir_fd=parent)
+        _dress(descriptor, like)
+        os.rename(beside, name, src_dir_fd=parent, dst_dir_fd=parent)
     except OSError:
-        os.unlink(aside, dir_fd=parent)
+        os.unlink(beside, dir_fd=parent)
         raise
     finally:
         os.close(descriptor)
+
+
+def _dress(descriptor: int, like: _Like) -> None:
+    """Give the new file what it shall have; owner and attributes as far as a user namespace lets us."""
+    status = os.fstat(descriptor)
+    if like.owner not in (None, (status.st_uid, status.st_gid)):
+        _try(os.fchown, descriptor, *like.owner or ())
+    for key, value in like.attributes:
+        _try(os.setxattr, descriptor, key, value)
+    os.fchmod(descriptor, like.mode)
+    if like.times:
+        os.utime(descriptor, ns=like.times)
+
+
+def _try(call: Callable[..., object], *arguments: object) -> None:
+    try:  # noqa: SIM105  # contextlib is slow to import
+        call(*arguments)
+    except OSError:
+        pass

@@ -64,13 +64,23 @@ def _what_stands(parent: int, name: str, path: str) -> str | None:
 
 def replace_link(parent: int, name: str, text: str) -> None:
     """Put the new link beside the old one and rename it over: at no moment is there none."""
-    beside = f".{name}.nvct-{os.getpid()}"
+    beside = aside(parent, name)
     os.symlink(text, beside, dir_fd=parent)
     try:
         os.rename(beside, name, src_dir_fd=parent, dst_dir_fd=parent)
     except OSError:
         os.unlink(beside, dir_fd=parent)
         raise
+
+
+def aside(parent: int, name: str) -> str:
+    """The name under which something new for `name` is made, free now: what is there is of a hook that was killed."""
+    beside = f".{name}.nvct"
+    try:  # noqa: SIM105  # contextlib is slow to import
+        os.unlink(beside, dir_fd=parent)
+    except FileNotFoundError:
+        pass
+    return beside
 
 
 def remove_stale(stale: tuple[StaleName, ...], wanted: set[str], root: ConfinedRoot, ledger: Ledger) -> None:
@@ -100,7 +110,7 @@ def remove_stale(stale: tuple[StaleName, ...], wanted: set[str], root: ConfinedR
                 _unless_it_is_not_ours(_remove_leftover, descriptor, name, path, status, search, ledger)
     # Only when all files are gone it shows which links lead nowhere.
     for descriptor, name, path in links:
-        if not root.exists(path):
+        if root.leads_nowhere(path):
             _unless_it_is_not_ours(_remove_link, descriptor, name, path, ledger)
 
 

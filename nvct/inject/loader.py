@@ -6,6 +6,7 @@ the host's rights, and either takes a hundred times as long.
 
 from __future__ import annotations
 
+import errno
 import os
 
 from nvct import ldcache
@@ -15,6 +16,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from nvct.inject.ledger import Ledger
     from nvct.inject.mounts import Places
+    from nvct.inject.rootfs import ConfinedRoot
     from nvct.model import CacheEdit, StaleName
 
 FOLDER = "/etc"
@@ -32,9 +34,17 @@ def update_loader_cache(
     places: Places,
     ledger: Ledger,
 ) -> tuple[str, ...]:
-    """Make the cache name every library of the edits. Returns warnings."""
+    """Make the cache name every library of the edits. Returns warnings.
+
+    A cache on a volume is somebody else's, often the host's own, and stays as it is.
+    """
+    try:
+        old = _read(places.root)
+    except OSError as error:
+        if error.errno != errno.EXDEV:
+            raise
+        return (f"{PATH} lies on a volume of the container's: it was left as it is, and lacks the driver's libraries",)
     parent = places.folder(FOLDER)
-    old = _read(places, parent)
     if old and not _is_native(old, architecture):
         return (f"{PATH} in the container is of another architecture than {architecture}: it was left as it is",)
     add = [(edit.name, edit.path, ldcache.flags_for(architecture, edit.bits)) for edit in edits]
@@ -50,7 +60,7 @@ def update_loader_cache(
                     f"loader cache: more than {MOST_LOOKS} files of drivers in it; "
                     "rebuild it with ldconfig in the image"
                 )
-            found[path] = places.root.exists(path)
+            found[path] = not places.root.leads_nowhere(path)
         return not found[path]
 
     new = ldcache.merge(old, add, is_stale)
@@ -65,12 +75,21 @@ def _is_native(data: bytes, architecture: str) -> bool:
     return not found or ldcache.flags_for(architecture, 64) & ldcache.ARCHITECTURE in found
 
 
-def _read(places: Places, parent: int) -> bytes | None:
+def _read(root: ConfinedRoot) -> bytes | None:
+    """The cache of the container's own file system, None without one. EXDEV when it, or its folder, is elsewhere."""
     try:
-        anchor = places.root.open(PATH)
+        anchor = root.open(PATH, same_mount=True)
     except FileNotFoundError:
+        _check_folder(root)
         return None
     try:
-        return places.root.read(anchor, PATH, ldcache.MAX_SIZE)
+        return root.read(anchor, PATH, ldcache.MAX_SIZE)
     finally:
         os.close(anchor)
+
+
+def _check_folder(root: ConfinedRoot) -> None:
+    try:
+        os.close(root.open(FOLDER, same_mount=True))
+    except FileNotFoundError:
+        return

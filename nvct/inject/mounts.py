@@ -11,11 +11,12 @@ from __future__ import annotations
 
 import errno
 import os
-from stat import S_ISCHR, S_ISDIR, S_ISLNK
+from stat import S_ISCHR, S_ISDIR, S_ISLNK, S_ISSOCK
 
 from nvct.errors import ContainerChanged, InjectionError
 from nvct.inject import syscalls
 from nvct.inject.propagation import check_stays_inside
+from nvct.inject.rootfs import check_ordinary
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -57,7 +58,19 @@ class HostTree:
                 raise
             return
         self._detached = True
+        self._check_kind()
         self._set_attributes()
+
+    def _check_kind(self) -> None:
+        """Discovery has resolved links and looked who owns what; what has become a link since, in a folder that others
+        can write to, would give away whatever it leads to. What is writable must still be a socket or root's folder.
+        """
+        status = self.status()
+        if S_ISLNK(status.st_mode):
+            raise OSError(errno.ELOOP, "has become a link", self.source)
+        writable = _ATTRIBUTES["ro"] not in self._options
+        if writable and not S_ISSOCK(status.st_mode) and not (S_ISDIR(status.st_mode) and status.st_uid == 0):
+            raise OSError(errno.EPERM, "is neither a socket nor a folder of root's", self.source)
 
     def _set_attributes(self) -> None:
         wanted = sum(attribute for attribute, _ in self._options)
@@ -80,7 +93,8 @@ class HostTree:
             return
         self._detach()
         if not self._detached:
-            self.descriptor = os.open(self.source, os.O_PATH | os.O_CLOEXEC)
+            self.descriptor = os.open(self.source, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)
+            self._check_kind()
             self._remount = True
 
     def status(self) -> os.stat_result:
@@ -171,8 +185,7 @@ class Places:
         return self._folders[path]
 
     def _made_folder(self, parent: int, name: str) -> None:
-        held = os.dup(parent)
-        self._ledger.add(f"remove folder {name}", lambda: os.rmdir(name, dir_fd=held))
+        self._ledger.add(f"remove folder {name}", lambda: os.rmdir(name, dir_fd=parent))
 
     def place(self, path: str, is_folder: bool) -> Place:
         """The place at `path` for a folder or for anything else; an empty one is made where nothing stands."""
@@ -191,6 +204,7 @@ class Places:
             raise InjectionError(
                 f"{path} is to be {wanted}, but the container has {there} there: remove it from the image"
             )
+        check_ordinary(found, path)
         return Place(path, found, parent, name)
 
     def _behind_link(self, path: str, parent: int, name: str, is_folder: bool) -> int:

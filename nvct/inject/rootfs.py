@@ -21,6 +21,9 @@ if TYPE_CHECKING:
 # As many as the kernel follows in one path (MAXSYMLINKS).
 _MOST_LINKS = 40
 
+# How often the kernel may ask to look again since something was renamed meanwhile.
+_MOST_TRIES = 1_000
+
 # The kernel has no such limit: 40 links can have 80,000 components. A step takes it 50 ns, and us 10 us.
 _MOST_STEPS = 1_000
 
@@ -32,18 +35,23 @@ class ConfinedRoot:
     container.
     """
 
-    def __init__(self, descriptor: int) -> None:
+    def __init__(self, descriptor: int, born: str = "") -> None:
         self.descriptor = descriptor
+        self.born = born
         # Opened now, while /proc is the host's: the container's own /proc is as untrusted as the rest of it.
         self.own_descriptors = os.open("/proc/self/fd", _ANCHOR | os.O_DIRECTORY)
         self._kernel_resolves = True
 
     @classmethod
     def of_process(cls, pid: int, rootfs: str) -> ConfinedRoot:
-        """The folder `rootfs` as process `pid` sees it. Usable from any mount namespace."""
+        """The folder `rootfs` as process `pid` sees it. Usable from any mount namespace.
+
+        `born` is then the process's: whoever uses the pid later must find the same.
+        """
+        born = birth(pid)
         process = cls(os.open(f"/proc/{pid}/root", _ANCHOR | os.O_DIRECTORY))
         try:
-            return cls(process.open(rootfs, os.O_PATH | os.O_DIRECTORY))
+            return cls(process.open(rootfs, os.O_PATH | os.O_DIRECTORY), born)
         finally:
             process.close()
 
@@ -73,13 +81,14 @@ class ConfinedRoot:
         resolve = syscalls.RESOLVE_IN_ROOT | syscalls.RESOLVE_NO_MAGICLINKS
         if same_mount:
             resolve |= syscalls.RESOLVE_NO_XDEV
-        while True:
+        for _ in range(_MOST_TRIES):
             try:
                 return syscalls.openat2(self.descriptor, path, flags, 0, resolve)
             except OSError as error:
                 # EAGAIN: a rename elsewhere may have moved a `..` out of the root; the kernel asks us to try again.
                 if error.errno != errno.EAGAIN:
                     raise
+        raise OSError(errno.EAGAIN, "something renames without pause", path)
 
     def _open_by_walk(self, path: str, flags: int, same_mount: bool) -> int:
         """What `_open_by_kernel` does, a component at a time, for kernels before 5.6.
@@ -136,6 +145,18 @@ class ConfinedRoot:
             return False
         return True
 
+    def leads_nowhere(self, path: str) -> bool:
+        """Whether nothing stands at the path, or where its link leads. Any doubt is a no: what is removed for it
+        is gone.
+        """
+        try:
+            os.close(self.open(path))
+        except (FileNotFoundError, NotADirectoryError):
+            return True
+        except OSError:
+            return False
+        return False
+
     def read(self, anchor: int, path: str, most: int) -> bytes:
         """The content of the regular file that the O_PATH descriptor `anchor` stands for; OSError EFBIG past `most`
         bytes.
@@ -148,11 +169,13 @@ class ConfinedRoot:
     def read_start(self, anchor: int, path: str, most: int) -> bytes:
         """At most `most` bytes from the start of the regular file that the O_PATH descriptor `anchor` stands for.
 
-        Only a regular file is ever opened: opening a fifo waits, opening a device can act.
+        Only a regular file is ever opened, and none of the kernel's own: opening a fifo waits, opening a device can
+        act, and a link of the image to /proc/kmsg would keep us reading for ever.
         """
         if not S_ISREG(os.fstat(anchor).st_mode):
             raise OSError(errno.EINVAL, "not a regular file", path)
-        descriptor = self.reopen(anchor, os.O_RDONLY)
+        check_ordinary(anchor, path)
+        descriptor = self.reopen(anchor, os.O_RDONLY | os.O_NONBLOCK)
         try:
             return _read_up_to(descriptor, most)
         finally:
@@ -161,7 +184,7 @@ class ConfinedRoot:
     def folder(self, path: str, made: Callable[[int, str], None]) -> int:
         """A descriptor of the folder at `path`; what is missing of it is made, mode 0755.
 
-        `made(parent descriptor, name)` is called for each folder made; the descriptor is open during the call only.
+        `made(parent descriptor, name)` is called for each folder made; the descriptor is the callee's.
         """
         parts = [part for part in path.split("/") if part]
         missing: list[str] = []
@@ -169,9 +192,11 @@ class ConfinedRoot:
             missing.insert(0, parts.pop())
         for name in missing:
             try:
+                check_ordinary(here, path)
+                held = os.dup(here)  # first, so that nothing can fail between making the folder and its being known
                 # Nothing stands below a folder that we made, unless somebody races us: their link is refused here.
                 os.mkdir(name, 0o755, dir_fd=here)
-                made(here, name)
+                made(held, name)
                 inner = os.open(name, _ANCHOR | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=here)
             except FileExistsError:
                 raise OSError(errno.ENOENT, f"{name!r} is a link that leads nowhere", path) from None
@@ -185,6 +210,28 @@ class ConfinedRoot:
             return self.open(path, os.O_PATH | os.O_DIRECTORY)
         except FileNotFoundError:
             return None
+
+
+def birth(pid: int) -> str:
+    """When the process was started, in the kernel's ticks: together with the pid it is one process, and no later
+    one.
+    """
+    descriptor = os.open(f"/proc/{pid}/stat", os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        text = os.read(descriptor, 1 << 12).decode(errors="replace")
+    finally:
+        os.close(descriptor)
+    return text.rpartition(")")[2].split()[19]
+
+
+def check_ordinary(descriptor: int, path: str) -> None:
+    """Raise OSError when what the descriptor stands for lies on procfs, sysfs or another window of the kernel.
+
+    A link of the image can lead there, and a mount on /proc/<pid>/attr/exec or a folder made among cgroups would act
+    on the runtime itself.
+    """
+    if syscalls.filesystem_magic(descriptor, path) in syscalls.KERNEL_MAGICS:
+        raise OSError(errno.EXDEV, "leads to a file system of the kernel's own, such as /proc or /sys", path)
 
 
 def _shorten(trail: list[int], length: int) -> None:

@@ -55,6 +55,28 @@ TMPFS_MAGIC = 0x01021994
 CGROUP_MAGIC = 0x27E0EB
 CGROUP2_MAGIC = 0x63677270
 
+# File systems that are the kernel's own windows (linux/magic.h): their files act when they are opened or covered.
+KERNEL_MAGICS = frozenset(
+    {
+        PROC_MAGIC,
+        CGROUP_MAGIC,
+        CGROUP2_MAGIC,
+        0x62656572,  # sysfs
+        0x73636673,  # securityfs
+        0x64626720,  # debugfs
+        0x74726163,  # tracefs
+        0xCAFE4A11,  # bpf
+        0x62656570,  # configfs
+        0xF97CFF8C,  # selinuxfs
+        0xDE5E81E4,  # efivarfs
+        0x6165676C,  # pstore
+        0x42494E4D,  # binfmt_misc
+        0x6E736673,  # nsfs
+        0x1CD1,  # devpts
+        0x19800202,  # mqueue
+    }
+)
+
 _SHARED = {
     "open_tree": 428,
     "move_mount": 429,
@@ -67,6 +89,8 @@ _SHARED = {
 NUMBERS = {
     "x86_64": {
         **_SHARED,
+        "socket": 41,
+        "connect": 42,
         "mount": 165,
         "umount2": 166,
         "fstatfs": 138,
@@ -77,6 +101,8 @@ NUMBERS = {
     },
     "aarch64": {
         **_SHARED,
+        "socket": 198,
+        "connect": 203,
         "mount": 40,
         "umount2": 39,
         "fstatfs": 44,
@@ -144,8 +170,8 @@ def openat2(folder: int, path: str, flags: int, mode: int, resolve: int) -> int:
 
 
 def open_tree(path: str, recursive: bool = False) -> int:
-    """A detached copy of the mount at `path`, links followed, as a file descriptor."""
-    flags = OPEN_TREE_CLONE | OPEN_TREE_CLOEXEC | (AT_RECURSIVE if recursive else 0)
+    """A detached copy of what is mounted at `path`, as a file descriptor; where a link stands, the link itself."""
+    flags = OPEN_TREE_CLONE | OPEN_TREE_CLOEXEC | AT_SYMLINK_NOFOLLOW | (AT_RECURSIVE if recursive else 0)
     return call("open_tree", AT_FDCWD, _path(path), flags, about=path)
 
 
@@ -198,7 +224,7 @@ def filesystem_magic(descriptor: int, about: str) -> int:
     """The f_type of statfs(2): which kind of file system the descriptor lies on."""
     result = buffer(128)
     call("fstatfs", descriptor, result, about=about)
-    return int.from_bytes(result.raw[:8], "little")
+    return int.from_bytes(result.raw[:4], "little")
 
 
 def set_file_owner(uid: int, gid: int) -> None:
@@ -209,3 +235,15 @@ def set_file_owner(uid: int, gid: int) -> None:
     """
     call("setfsgid", gid)
     call("setfsuid", uid)
+
+
+def connect_to_log(path: str) -> int:
+    """A datagram socket to the system log at `path` that never waits. Each write to it is one message."""
+    descriptor = call("socket", 1, 2 | 0o4000 | 0o2000000, 0, about=path)  # AF_UNIX, SOCK_DGRAM, non-blocking, cloexec
+    address_of_log = (1).to_bytes(2, "little") + _path(path) + b"\0"
+    try:
+        call("connect", descriptor, address_of_log, len(address_of_log), about=path)
+    except OSError:
+        os.close(descriptor)
+        raise
+    return descriptor

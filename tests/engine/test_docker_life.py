@@ -139,7 +139,7 @@ def test_another_driver_between_stop_and_start(dockerd: Dockerd, node: SimNode, 
                 assert names_of_the_loader(dockerd, aged.name) == names
                 # 32-bit libraries, which this program cannot load, have the names of 64-bit ones.
                 assert_everything_loads(aged, {name for name, _ in names})
-                assert_exactly(aged, node, tuple(node.mig) + tuple("234567"))
+                assert_exactly(aged, node, tuple(node.mig) + tuple("234567"), graphics=True)
 
 
 def comparable(layer: dict[str, Member]) -> dict[str, Member]:

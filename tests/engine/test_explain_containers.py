@@ -14,7 +14,8 @@ import pytest
 from nvct.node.cache import cache_path
 from nvct.sim import node as sim
 from nvct.sim.profiles import spec_from_profile
-from tests.support.runc import CgroupV2, RuncContainer, runc_container
+from tests.support.namespaces import CgroupV2
+from tests.support.runc import RuncContainer, runc_container
 
 TREE = Path(__file__).resolve().parent.parent.parent
 NVCT = (str(TREE / ".venv/bin/python"), str(TREE / "nvct/__main__.py"))
@@ -91,13 +92,9 @@ def deny_control_node(container: RuncContainer) -> None:
 
 
 def test_device_rules_of_cgroup_v2_are_seen(node: Path, tmp_path: Path) -> None:
-    group = CgroupV2()
-    prefix = tuple(group.prefix)
-    try:
-        with runc_container(tmp_path, node, {"NVIDIA_VISIBLE_DEVICES": "2"}, prefix=prefix) as container:
-            told = compared(node, container, prefix)["comparison"]
-    finally:
-        group.close()
+    env = {"NVIDIA_VISIBLE_DEVICES": "2"}
+    with CgroupV2() as group, runc_container(tmp_path, node, env, prefix=group.prefix) as container:
+        told = compared(node, container, tuple(group.prefix))["comparison"]
     assert [each["what"] for each in told["absent"]] == ["NVIDIA_VISIBLE_DEVICES"]
     assert told["unknown"] == []
     assert {"kind": "devices", "what": "/dev/nvidiactl"} in told["present"]

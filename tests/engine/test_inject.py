@@ -153,13 +153,78 @@ def test_a_failure_undoes_everything(host: Path, rootfs: Path, kernel: str, obst
 
 
 def test_an_error_names_step_path_and_errno(host: Path, rootfs: Path) -> None:
-    (host / "nvidia-smi").unlink()
     with BareContainer(rootfs, host / "driver") as container:
+        (container.root / "dev/nvidia-caps").write_text("in the way")
         error, _ = container.inject(edits_for(host))
     assert error == (
-        f"InjectionError: take driver files from the host: {host}/nvidia-smi: open_tree: No such file or directory "
-        "(ENOENT); everything done before was undone"
+        "InjectionError: mount device nodes: /dev/nvidia-caps: openat2: Not a directory (ENOTDIR); "
+        "everything done before was undone"
     )
+
+
+def test_what_is_gone_from_the_host_is_for_a_new_inventory(host: Path, rootfs: Path) -> None:
+    (host / "nvidia-smi").unlink()
+    with BareContainer(rootfs, host / "driver") as container:
+        tree = container.tree()
+        error, _ = container.inject(edits_for(host))
+        assert error.startswith(f"StaleInventory: {host}/nvidia-smi is gone")
+        assert container.tree() == tree
+
+
+@pytest.mark.parametrize("source", ["link", "folder of a stranger's", "file"])
+def test_a_writable_source_must_still_be_a_socket(host: Path, rootfs: Path, source: str) -> None:
+    """/tmp/nvidia-mps, say, after its daemon has ended: anybody can put a link there."""
+    (host / "socket").unlink()
+    if source == "link":
+        (host / "socket").symlink_to("/etc")
+    elif source == "file":
+        (host / "socket").write_text("secret")
+    else:
+        (host / "socket").mkdir()
+        os.chown(host / "socket", 1000, 1000)
+    with BareContainer(rootfs, host / "driver") as container:
+        error, warnings = container.inject(edits_for(host))
+        assert error == ""
+        assert len(warnings) == 1
+        assert f"{host}/socket" in warnings[0]
+        assert not (container.root / "run/nvidia-persistenced/socket").exists()
+
+
+# Links of images, and why nothing is mounted where they lead.
+TRAPS = {
+    "/proc/1/attr/exec": "kernel's own",
+    "/proc/sys/kernel/core_pattern": "kernel's own",
+    "/proc/self/status": "kernel's own",
+    "/proc/kmsg": "kernel's own",
+    "/sys/kernel/profiling": "kernel's own",
+    "/proc/self/exe": "ELOOP",
+}
+
+
+@KERNELS
+@pytest.mark.parametrize("trap", TRAPS)
+def test_nothing_is_mounted_on_the_kernels_own_files(host: Path, rootfs: Path, kernel: str, trap: str) -> None:
+    """A link of the image to a file that its runtime is about to write (the class of CVE-2019-16884)."""
+    (rootfs / "usr/bin/nvidia-smi").symlink_to(trap)
+    (rootfs / "sys").mkdir()
+    with BareContainer(rootfs, host / "driver") as container:
+        container.run("mount", "-t", "sysfs", "sysfs", f"{rootfs}/sys")
+        mounts = container.mounts()
+        error, _ = container.inject(edits_for(host), kernel)
+        assert TRAPS[trap] in error
+        assert container.mounts() == mounts
+
+
+@KERNELS
+@pytest.mark.parametrize("trap", ["/proc/kmsg", "/proc/1/environ"])
+def test_the_kernels_own_files_are_not_read(host: Path, rootfs: Path, kernel: str, trap: str) -> None:
+    """Reading /proc/kmsg would wait for ever, and eat the log of the host's kernel."""
+    (rootfs / "etc/ld.so.cache").symlink_to(trap)
+    with BareContainer(rootfs, host / "driver") as container:
+        error, warnings = container.inject(edits_for(host), kernel)
+        assert error == ""
+        assert any("/etc/ld.so.cache" in warning for warning in warnings)
+        assert os.readlink(container.root / "etc/ld.so.cache") == trap
 
 
 def test_optional_parts_warn(host: Path, rootfs: Path) -> None:

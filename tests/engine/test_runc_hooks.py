@@ -14,7 +14,8 @@ import pytest
 from tests.support.bare import MISSING_CALLS
 from tests.support.expect import FOLDERS, seen, wanted
 from tests.support.nodes import SimNode
-from tests.support.runc import HOOK, PYTHON, TREE, Start, StartFailed, kernel_hook, make_root, nvct_hook, read_tree
+from tests.support.runc import HOOK, PYTHON, TREE, Start, StartFailed, kernel_hook, make_root, nvct_hook
+from tests.support.trees import read_tree
 
 pytestmark = pytest.mark.engine
 

@@ -8,7 +8,8 @@ import pytest
 
 from tests.support.expect import NOTHING, rules_v1, seen, wanted
 from tests.support.nodes import SimNode
-from tests.support.runc import Start, StartFailed, kernel_hook, make_root, nvct_hook, read_tree
+from tests.support.runc import Start, StartFailed, kernel_hook, make_root, nvct_hook
+from tests.support.trees import read_tree
 
 pytestmark = pytest.mark.engine
 
@@ -29,6 +30,7 @@ REQUESTS = {
     "bus-id-of-the-kernel": ("0000:0f:00.0", ["7"]),
     "bus-id-of-nvml": ("00000000:0F:00.0", ["7"]),
     "bus-id-without-domain": ("0f:00.0", ["7"]),
+    "cdi-name": ("nvidia.com/gpu=2", ["2"]),
     "gpu-mig": ("0:1", ["0:1"]),
     "gpu-mig-of-two-gpus": ("1:0,0:6,0:2", ["0:2", "0:6", "1:0"]),
     "mig-uuid": ("MIG-edd4cf59-8899-5eaa-8860-4ee984ebf6c5", ["1:2"]),
@@ -56,8 +58,12 @@ NO_REQUESTS = {
     "capabilities-alone": {CAPABILITIES: "all"},
 }
 
-VALID_GPUS = "valid are 0 (GPU-7d9959fa-39dc-5b9e-9859-0a682e6e3f49), 1 (GPU-45f9797d-66b6-500c-a95a-d28f3e0a271d), 2 ("
-VALID_MIG = "valid are 0:0 (MIG-332ce60d-4086-5d60-a4dc-452ae2bf609b), 0:1 (MIG-b87bc5b7-41c9-5aa9-b987-215e08c8abc0), "
+VALID_GPUS = (
+    "; valid are GPUs 0 (GPU-7d9959fa-39dc-5b9e-9859-0a682e6e3f49), 1 (GPU-45f9797d-66b6-500c-a95a-d28f3e0a271d), 2 ("
+)
+VALID_MIG = (
+    "; MIG devices 0:0 (MIG-332ce60d-4086-5d60-a4dc-452ae2bf609b), 0:1 (MIG-b87bc5b7-41c9-5aa9-b987-215e08c8abc0), "
+)
 VALID_BUSES = "0000:47:00.0"
 VALID_CAPABILITIES = "allowed are compute, utility, video, compat32, ngx, graphics, display, all"
 
@@ -69,7 +75,8 @@ REFUSED = {
     "index-hexadecimal": ({DEVICES: "0x2"}, "0x2", VALID_GPUS),
     "index-range": ({DEVICES: "2-3"}, "2-3", VALID_GPUS),
     "word": ({DEVICES: "foo"}, "foo", VALID_GPUS),
-    "cdi-name": ({DEVICES: "nvidia.com/gpu=2"}, "nvidia.com/gpu=2", VALID_GPUS),
+    "cdi-name-of-another-kind": ({DEVICES: "example.com/gpu=2"}, "example.com/gpu=2", "only nvidia.com/gpu is known"),
+    "cdi-name-unknown": ({DEVICES: "nvidia.com/gpu=8"}, "nvidia.com/gpu=8", VALID_GPUS),
     "uuid-unknown": ({DEVICES: "GPU-00000000-0000-0000-0000-000000000000"}, "GPU-00000000", VALID_GPUS),
     "uuid-prefix-too-short": ({DEVICES: "GPU-db7cc16"}, "GPU-db7cc16", VALID_GPUS),
     "bus-id-unknown": ({DEVICES: "0000:ff:00.0"}, "0000:ff:00.0", VALID_BUSES),
@@ -164,7 +171,7 @@ def test_a_mixed_node_of_an_older_driver(mixed: SimNode, start: Start, value: st
     [
         ("GPU-11111111", "the beginning of 2 UUIDs: GPU-11111111-2222-4333-8444-0000000000aa, GPU-1"),
         ("3b:00.0", "several PCI domains"),
-        ("2:0", "valid are 1:0 (MIG-8815bd10-70f1-5f78-b481-81c3a3ed6235), 1:1 ("),
+        ("2:0", "; MIG devices 1:0 (MIG-8815bd10-70f1-5f78-b481-81c3a3ed6235), 1:1 ("),
     ],
 )
 def test_what_means_two_things_is_refused(mixed: SimNode, start: Start, value: str, complaint: str) -> None:

@@ -9,8 +9,10 @@ from pathlib import Path
 import pytest
 
 from tests.support.expect import FOLDERS, rules_v1, seen, wanted
+from tests.support.namespaces import MountNamespace
 from tests.support.nodes import SimNode
-from tests.support.runc import Namespace, Start, StartFailed, make_root, read_tree
+from tests.support.runc import Start, StartFailed, make_root
+from tests.support.trees import read_tree
 
 pytestmark = pytest.mark.engine
 
@@ -110,7 +112,7 @@ def test_a_read_only_file_system(
     env, options = env_of("0:3,6", "utility"), {"family": family, "rootfs": rootfs}
     before = read_tree(rootfs)
     bind = f"mount --bind {rootfs} {rootfs}; mount -o remount,bind,ro {rootfs}"
-    with Namespace(bind) as read_only:
+    with MountNamespace(bind) as read_only:
         with pytest.raises(StartFailed) as failure, start(dgx, env, prefix=read_only.prefix, **options):
             pass
         said = str(failure.value)
@@ -122,7 +124,7 @@ def test_a_read_only_file_system(
         first = seen(container, dgx)
         assert first == wanted(dgx, ["0:3", "6"], ("utility",), family)
     prepared = read_tree(rootfs)
-    with Namespace(bind) as read_only, start(dgx, env, prefix=read_only.prefix, **options) as container:
+    with MountNamespace(bind) as read_only, start(dgx, env, prefix=read_only.prefix, **options) as container:
         assert "ro" in container.mounts()["/"]
         again = seen(container, dgx)
         # Nothing is new in the image this time.
@@ -138,7 +140,7 @@ def test_a_root_on_a_file_system_of_its_own(dgx: SimNode, start: Start, static_p
         folder.mkdir()
     before = read_tree(lower)
     layers = f"lowerdir={lower},upperdir={upper},workdir={work}"
-    with Namespace(f"mount -t overlay overlay -o {layers} {merged}") as overlay:
+    with MountNamespace(f"mount -t overlay overlay -o {layers} {merged}") as overlay:
         with start(dgx, env_of("0:3,6", "compute,utility"), prefix=overlay.prefix, rootfs=merged) as container:
             look = container.look(dgx.device_numbers())
             expected = wanted(dgx, ["0:3", "6"])
@@ -146,7 +148,7 @@ def test_a_root_on_a_file_system_of_its_own(dgx: SimNode, start: Start, static_p
             mounts = {path: options for path, options in container.mounts().items() if path in expected["mounts"]}
             assert mounts.keys() == expected["mounts"].keys()
         written = {path for path, what in read_tree(upper).items() if not what.is_folder}
-    places = {path for path in expected["mounts"] if path.startswith(("/usr/", "/run/"))}
+    places = {path for path in expected["mounts"] if path.startswith(("/etc/", "/usr/", "/run/"))}
     assert written == places | expected["links"].keys() | {"/etc/ld.so.cache"}
     assert read_tree(lower) == before
 

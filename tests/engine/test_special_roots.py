@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import stat
 import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -16,9 +15,12 @@ import pytest
 
 from nvct.ldcache import parse
 from nvct.sim.bundle import make_rootfs
-from tests.support.nodes import SimNode, dgx_a100, kept
+from tests.conftest import PROGRAMS
+from tests.support.namespaces import MountNamespace
+from tests.support.nodes import SimNode
 from tests.support.runc import RuncContainer, StartFailed
-from tests.support.userns import Hooks, MountNamespace, make_bundle, public_folder, running
+from tests.support.trees import Entry, read_tree
+from tests.support.userns import Hooks, make_bundle, running
 
 pytestmark = [
     pytest.mark.engine,
@@ -29,32 +31,6 @@ pytestmark = [
 ENV = {"NVIDIA_VISIBLE_DEVICES": "2", "NVIDIA_DRIVER_CAPABILITIES": "compute,utility"}
 MACHINE = os.uname().machine
 TRIPLET = f"/usr/lib/{MACHINE}-linux-gnu"
-DLOPEN_ALL = Path(__file__).parents[1] / "programs/dlopen_all.c"
-
-
-@pytest.fixture(scope="module")
-def folder() -> Iterator[Path]:
-    with public_folder() as folder:
-        yield folder
-
-
-@pytest.fixture(scope="module")
-def node(folder: Path) -> Iterator[SimNode]:
-    with kept(dgx_a100(folder / "node")) as node:
-        yield node
-
-
-@pytest.fixture
-def hooks(folder: Path, node: SimNode) -> Iterator[Hooks]:
-    with Hooks(folder, node) as hooks:
-        yield hooks
-
-
-@pytest.fixture(scope="module")
-def dlopen_all(folder: Path) -> Path:
-    program = folder / "dlopen_all"
-    subprocess.run(["cc", "-O1", "-o", program, DLOPEN_ALL, "-ldl"], check=True)
-    return program
 
 
 class Image:
@@ -83,13 +59,9 @@ class Image:
         assert str(self.bundle) not in Path("/proc/self/mountinfo").read_text()
         return self.hooks.said()
 
-    def tree(self) -> dict[str, tuple[int, str]]:
-        """Path → mode, and the text or content; runc's own /dev/console left out."""
-        found = {}
-        for path in self.root.rglob("*"):
-            mode = path.lstat().st_mode
-            text = os.readlink(path) if path.is_symlink() else path.read_bytes().hex() if path.is_file() else ""
-            found[str(path).removeprefix(str(self.root))] = (mode, text)
+    def tree(self) -> dict[str, Entry]:
+        """Every path; runc's own /dev/console left out."""
+        found = read_tree(self.root)
         found.pop("/dev/console", None)
         return found
 
@@ -178,7 +150,7 @@ def stubs_in_the_cache(root: Path) -> None:
 )
 def test_images_that_hold_driver_files(image: Image, node: SimNode, prepare: Callable[[Path], None]) -> None:
     prepare(image.root)
-    had = {path: found for path, found in image.tree().items() if stat.S_ISREG(found[0]) and "ld.so.cache" not in path}
+    had = {path: found for path, found in image.tree().items() if found.is_file and "ld.so.cache" not in path}
     assert_twice_is_once(image, node)
     assert had.items() <= image.tree().items()  # what is mounted over a file leaves it as it is
 
@@ -358,7 +330,7 @@ def test_a_failure_restores_musls_list(folder: Path, hooks: Hooks, dlopen_all: P
 @pytest.mark.skipif(not shutil.which("musl-gcc"), reason="no musl-gcc on this machine (Debian package musl-tools)")
 def test_musls_own_loader_finds_the_libraries(folder: Path, hooks: Hooks, dlopen_all: Path, node: SimNode) -> None:
     image = Image(folder, hooks, dlopen_all, "busybox")
-    subprocess.run(["musl-gcc", "-o", image.root / "usr/bin/dlopen_all", DLOPEN_ALL], check=True)
+    subprocess.run(["musl-gcc", "-o", image.root / "usr/bin/dlopen_all", PROGRAMS / "dlopen_all.c"], check=True)
     loader = Path(f"/lib/ld-musl-{MACHINE}.so.1")
     shutil.copy(loader, image.root / str(loader)[1:])
     with image.container() as container:

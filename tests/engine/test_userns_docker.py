@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 
 from tests.support.docker import DockerContainer, Dockerd, dockerd_on, why_no_dockerd
-from tests.support.nodes import SimNode, dgx_a100, kept
-from tests.support.userns import MAPPED, MountNamespace, public_folder
+from tests.support.namespaces import MountNamespace
+from tests.support.nodes import SimNode
+from tests.support.userns import MAPPED
 
 pytestmark = [
     pytest.mark.engine,
@@ -18,18 +19,6 @@ pytestmark = [
 ]
 
 REMAPPED = "daemon"  # a user and a group that every machine has
-
-
-@pytest.fixture(scope="module")
-def folder() -> Iterator[Path]:
-    with public_folder() as folder:
-        yield folder
-
-
-@pytest.fixture(scope="module")
-def node(folder: Path) -> Iterator[SimNode]:
-    with kept(dgx_a100(folder / "node")) as node:
-        yield node
 
 
 @pytest.fixture(scope="module")

@@ -12,20 +12,19 @@ import pytest
 
 from nvct.node.cache import cache_path
 from tests.support.bare import MISSING_CALLS
-from tests.support.nodes import SimNode, dgx_a100, kept
-from tests.support.runc import CgroupV2, RuncContainer, StartFailed
+from tests.support.namespaces import CgroupV2, MountNamespace
+from tests.support.nodes import SimNode
+from tests.support.runc import RuncContainer, StartFailed
+from tests.support.trees import read_tree
 from tests.support.userns import (
     MAPPED,
     ROOTLESS,
     ROOTLESS_WITHOUT_MOUNTS,
     USER,
     Hooks,
-    MountNamespace,
     give,
     make_bundle,
     mapped_container,
-    owners,
-    public_folder,
     rootless_container,
     run_folder_of,
     running,
@@ -39,24 +38,6 @@ pytestmark = [
 
 ENV = {"NVIDIA_VISIBLE_DEVICES": "2,0:1", "NVIDIA_DRIVER_CAPABILITIES": "compute,utility"}
 KERNELS = pytest.mark.parametrize("kernel", list(MISSING_CALLS))
-
-
-@pytest.fixture(scope="module")
-def folder() -> Iterator[Path]:
-    with public_folder() as folder:
-        yield folder
-
-
-@pytest.fixture(scope="module")
-def node(folder: Path) -> Iterator[SimNode]:
-    with kept(dgx_a100(folder / "node")) as node:
-        yield node
-
-
-@pytest.fixture
-def hooks(folder: Path, node: SimNode) -> Iterator[Hooks]:
-    with Hooks(folder, node) as hooks:
-        yield hooks
 
 
 @pytest.fixture
@@ -94,17 +75,17 @@ def assert_all_is_owned_by(container: RuncContainer, uid: int) -> None:
     """Whatever was made in the container belongs to its root; what is mounted on that is the host's."""
     mounts = tuple(path for path in container.mounts() if path != "/")
     for top in ("dev", "etc", "run", "usr"):
-        for path, owner in owners(container.root / top).items():
+        for path, entry in read_tree(container.root / top).items():
             place = f"/{top}{path}"
             if place not in mounts and not place.startswith(("/dev/pts/", "/dev/mqueue/")):
-                assert owner == uid, place
+                assert entry.owner == uid, place
     shown = container.root / "proc/driver/nvidia"
     assert shown.stat().st_uid == uid
-    for path, owner in owners(shown).items():
+    for path, entry in read_tree(shown).items():
         if not any(f"/proc/driver/nvidia{path}/".startswith(f"{mount}/") for mount in mounts if "nvidia/" in mount):
-            assert owner == uid, path
+            assert entry.owner == uid, path
     # Below what is mounted: the places themselves.
-    assert set(owners(container.bundle / "rootfs").values()) == {uid}
+    assert {entry.owner for entry in read_tree(container.bundle / "rootfs").values()} == {uid}
 
 
 def assert_nothing_is_left(folder: Path) -> None:
@@ -144,25 +125,17 @@ def test_twice_is_once(folder: Path, node: SimNode, hooks: Hooks, kernel: str) -
     assert hooks.said() == ""
 
 
-def tree(root: Path) -> dict[str, tuple[int, int, int]]:
-    return {
-        str(path): (path.lstat().st_mode, path.lstat().st_uid, path.lstat().st_size)
-        for path in root.rglob("*")
-        if not path.is_dir()
-    } | {str(path): (path.lstat().st_mode, path.lstat().st_uid, 0) for path in root.rglob("*") if path.is_dir()}
-
-
 @KERNELS
 def test_a_failure_undoes_everything(folder: Path, node: SimNode, hooks: Hooks, kernel: str) -> None:
     bundle = make_bundle(folder, hooks(kernel=kernel), ENV, MAPPED, maps=True)
     (bundle / "rootfs/etc/ld.so.cache").unlink()
     (bundle / "rootfs/etc/ld.so.cache").mkdir()
-    before = tree(bundle / "rootfs")
+    before = read_tree(bundle / "rootfs")
     with pytest.raises(StartFailed), running(bundle):
         pass
     assert "write the loader cache: " in hooks.said()
     assert "everything done before was undone" in hooks.said()
-    after = {path: found for path, found in tree(bundle / "rootfs").items() if not path.endswith("/dev/console")}
+    after = {path: found for path, found in read_tree(bundle / "rootfs").items() if path != "/dev/console"}
     assert after == before
     assert_nothing_is_left(folder)
 
@@ -207,15 +180,12 @@ def test_secrets_of_the_hosts_are_not_read(folder: Path, node: SimNode, hooks: H
 
 def test_device_programs_of_a_mapped_container(folder: Path, node: SimNode, hooks: Hooks) -> None:
     """cgroup v2: a root engine's hook edits them for a container in a user namespace as for any other."""
-    group = CgroupV2()
-    try:
+    with CgroupV2() as group:
         with running(make_bundle(folder, hooks(), ENV, MAPPED, maps=True), group.prefix) as container:
             assert_gets_its_devices(container, node)
         off = hooks(settings={"cgroups": False})
         with running(make_bundle(folder, off, ENV, MAPPED, maps=True), group.prefix) as container:
             assert "Operation not permitted" in container.sh("head -c1 /dev/nvidia3")
-    finally:
-        group.close()
 
 
 @KERNELS
@@ -319,13 +289,11 @@ def test_rules_that_a_user_cannot_change(
 
 def test_programs_that_a_user_cannot_change(folder: Path, node: SimNode, hooks: Hooks, run_folder: Path) -> None:
     """The same with cgroup v2."""
-    group = CgroupV2()
-    try:
-        prefix = [*group.prefix, *ROOTLESS]
-        with rootless_container(folder, node.path, ENV, hooks(), prefix) as container:
-            assert_gets_its_devices(container, node)
-    finally:
-        group.close()
+    with (
+        CgroupV2() as group,
+        rootless_container(folder, node.path, ENV, hooks(), [*group.prefix, *ROOTLESS]) as container,
+    ):
+        assert_gets_its_devices(container, node)
     assert "BPF_PROG_QUERY" in hooks.said()
     assert "(EPERM); a rootless engine cannot change device rules" in hooks.said()
 
@@ -439,11 +407,11 @@ def test_nodes_on_a_nodev_file_system(folder: Path, node: SimNode, hooks: Hooks,
             assert_gets_its_devices(container, node)
         assert hooks.said() == ""
         bundle = make_bundle(folder, hooks(kernel=kernel), ENV, USER)
-        before = tree(bundle / "rootfs")
+        before = read_tree(bundle / "rootfs")
         with pytest.raises(StartFailed), running(bundle, [*host.prefix, *ROOTLESS]):
             pass
         assert f"{dev}/nvidiactl lies on a file system that is mounted nodev" in hooks.said()
-        after = {path: found for path, found in tree(bundle / "rootfs").items() if not path.endswith("/dev/console")}
+        after = {path: found for path, found in read_tree(bundle / "rootfs").items() if path != "/dev/console"}
         assert after == before
 
 

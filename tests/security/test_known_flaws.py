@@ -11,7 +11,7 @@ import os
 import re
 import shutil
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -25,11 +25,11 @@ from tests.support.bare import MISSING_CALLS
 from tests.support.cage import caged
 from tests.support.canary import Canary
 from tests.support.expect import USUAL_MOUNTS, seen, wanted
+from tests.support.namespaces import MountNamespace
 from tests.support.nodes import SimNode
 from tests.support.runc import (
     HOOK,
     TREE,
-    Namespace,
     RuncContainer,
     Start,
     StartFailed,
@@ -46,13 +46,6 @@ DEVICES = ["0:3", "6"]
 UP = "../" * 20
 LIB = f"usr/lib/{os.uname().machine}-linux-gnu"
 VERSION = "550.163.01"
-
-
-@pytest.fixture
-def canary(tmp_path: Path) -> Iterator[Canary]:
-    canary = Canary(tmp_path / "canary")
-    yield canary
-    canary.close()
 
 
 @pytest.fixture
@@ -395,7 +388,7 @@ def bundle_with_volume(
 
 def run_shared(bundle: Path) -> tuple[subprocess.CompletedProcess[str], list[str]]:
     """Run it where all mounts are shared and the root is a mount, as on a usual host; the host's mounts afterwards."""
-    with Namespace(f"mount --make-rshared /; mount --bind {bundle}/rootfs {bundle}/rootfs") as host:
+    with MountNamespace(f"mount --make-rshared /; mount --bind {bundle}/rootfs {bundle}/rootfs") as host:
         run = ["runc", "--root", f"{bundle}/state", "run", "--bundle", str(bundle), "nvct-shared"]
         done = subprocess.run([*host.prefix, *run], capture_output=True, text=True)
         table = subprocess.run(

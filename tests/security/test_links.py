@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import shutil
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -97,13 +97,6 @@ ATTACKS: dict[str, Attack] = {
     "empty file": lambda at, _: Path(at).touch(),
     "full file": lambda at, _: Path(at).write_text("of the image") and None,
 }
-
-
-@pytest.fixture
-def canary(tmp_path: Path) -> Iterator[Canary]:
-    canary = Canary(tmp_path / "canary")
-    yield canary
-    canary.close()
 
 
 @pytest.fixture

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 import traceback
 from collections.abc import Callable
@@ -14,16 +13,15 @@ from nvct.inject import syscalls
 from nvct.inject.carry import inject
 from nvct.inject.rootfs import ConfinedRoot
 from nvct.model import Edits
+from tests.support.namespaces import MountNamespace
+from tests.support.trees import Entry, read_tree
 
 SET_UP = """
-set -e
 mount --bind "$1" "$1"
 mount -t tmpfs -o mode=755 dev "$1/dev"
 mount -t proc proc "$1/proc"
 if [ -n "$2" ]; then mount --bind "$2" "$1/proc/driver"; fi
 if [ "$3" = ro ]; then mount -o remount,bind,ro "$1"; fi
-echo ready
-exec sleep 600
 """
 
 # What kernels of an age lack: 5.11 mount_setattr, 5.1 all that takes mounts by descriptor, and openat2.
@@ -34,29 +32,14 @@ MISSING_CALLS = {
 }
 
 
-class BareContainer:
+class BareContainer(MountNamespace):
     """Use as a context manager. `rootfs` is the folder that becomes its root; `proc_driver` covers its /proc/driver."""
 
     def __init__(self, rootfs: Path, proc_driver: Path | None = None, read_only: bool = False) -> None:
         self.rootfs = rootfs
         for name in ("dev", "proc"):
             (rootfs / name).mkdir(parents=True, exist_ok=True)
-        arguments = [str(rootfs), str(proc_driver or ""), "ro" if read_only else "rw"]
-        self._sleeper = subprocess.Popen(
-            ["unshare", "-m", "--propagation", "private", "sh", "-c", SET_UP, "sh", *arguments], stdout=subprocess.PIPE
-        )
-        assert self._sleeper.stdout
-        assert self._sleeper.stdout.readline() == b"ready\n"
-        self.pid = self._sleeper.pid
-
-    def __enter__(self) -> BareContainer:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._sleeper.kill()
-        self._sleeper.wait()
-        assert self._sleeper.stdout
-        self._sleeper.stdout.close()
+        super().__init__(SET_UP, str(rootfs), str(proc_driver or ""), "ro" if read_only else "rw")
 
     @property
     def root(self) -> Path:
@@ -72,24 +55,9 @@ class BareContainer:
                 found.append((fields[4].removeprefix(str(self.rootfs)), fields[5]))
         return sorted(found)
 
-    def tree(self) -> dict[str, tuple[str, int, str]]:
-        """Every path below its root, /proc left out: kind and mode, size, and a link's text or a small file's
-        content.
-        """
-        found = {}
-        for folder, folders, files in os.walk(self.root):
-            if folder == str(self.root):
-                folders.remove("proc")
-            for name in folders + files:
-                path = Path(folder) / name
-                status = path.lstat()
-                text = ""
-                if path.is_symlink():
-                    text = os.readlink(path)
-                elif path.is_file() and status.st_size < 4096:
-                    text = path.read_bytes().hex()
-                found[str(path).removeprefix(str(self.root))] = (oct(status.st_mode), status.st_size, text)
-        return found
+    def tree(self) -> dict[str, Entry]:
+        """Every path below its root, /proc left out."""
+        return read_tree(self.root, but=("proc",))
 
     def inject(
         self, edits: Edits, kernel: str = "today", prepare: Callable[[], object] | None = None
@@ -102,7 +70,7 @@ class BareContainer:
         if child == 0:
             answer: list[object] = ["the child died", []]
             try:
-                _forget(MISSING_CALLS[kernel])
+                forget_calls(MISSING_CALLS[kernel])
                 if prepare:
                     prepare()
                 root = ConfinedRoot.of_process(self.pid, str(self.rootfs))
@@ -120,7 +88,7 @@ class BareContainer:
         return told, tuple(warnings)
 
 
-def _forget(names: tuple[str, ...]) -> None:
+def forget_calls(names: tuple[str, ...]) -> None:
     """From now on this process's kernel does not know these calls: they fail with ENOSYS, as an unknown number does."""
     for name in names:
         syscalls._number[name] = 1 << 20

@@ -22,7 +22,7 @@ from nvct.inject.carry import inject
 from nvct.inject.look import look
 from nvct.inject.rootfs import ConfinedRoot
 from nvct.model import CacheEdit, DeviceEdit, Edits, LinkEdit, MountEdit, ProcEdit, StaleName
-from tests.support.bare import MISSING_CALLS, _forget
+from tests.support.bare import MISSING_CALLS, forget_calls
 from tests.support.naive import inject_by_paths
 
 RO = ("ro", "nosuid", "nodev")
@@ -127,7 +127,7 @@ def try_nvct(edits: Edits, rootfs: Path, kernel: str, still: bool = True) -> Out
 
     Where the root is not `still`, names in it cannot be trusted, so that only mounts are compared.
     """
-    _forget(MISSING_CALLS[kernel])
+    forget_calls(MISSING_CALLS[kernel])
 
     def act() -> tuple[str, ...]:
         root = ConfinedRoot.of_process(os.getpid(), str(rootfs))

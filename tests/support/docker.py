@@ -285,16 +285,19 @@ def dockerd_on(
     assert dockerd.leftovers(stopped=True) == []
 
 
-def assert_exactly(container: DockerContainer, node: SimNode, wanted: tuple[str, ...], listing: bool = True) -> None:
+def assert_exactly(
+    container: DockerContainer, node: SimNode, wanted: tuple[str, ...], listing: bool = True, graphics: bool = False
+) -> None:
     """The container sees and can open the wanted GPUs ("2") and MIG devices ("0:1"), and no other device of the node.
 
-    `listing`: it can run the driver's programs.
+    `listing`: it can run the driver's programs. `graphics`: it has the DRM nodes of GPUs that are not in MIG mode.
     """
     chosen = sorted(wanted + tuple({node.mig[name].gpu for name in wanted if name in node.mig}))
     nodes = {"/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia-uvm-tools"}
     for name in chosen:
         if name in node.gpus:
             nodes.add(f"/dev/nvidia{node.gpus[name].minor}")
+            nodes |= node.drm(node.gpus[name])[0].keys() if graphics and name not in node.mig_mode else set()
         else:
             device = node.mig[name]
             nodes |= {f"/dev/nvidia-caps/nvidia-cap{minor}" for minor in (device.gi_minor, device.ci_minor)}

@@ -15,57 +15,80 @@ from typing import Any
 from tests.support.nodes import SimNode
 from tests.support.runc import RuncContainer
 
-# class | bits | file | SONAME | more names. {v} is the driver's version; a `.so` name leads to the SONAME.
+# classes | bits | file | SONAME | more names. {v} is the driver's version; a `.so` name leads to the SONAME.
 LIBRARIES = """
-utility  64,32 libnvidia-ml.so.{v}                libnvidia-ml.so.1                 libnvidia-ml.so
-utility  64    libnvidia-cfg.so.{v}               libnvidia-cfg.so.1                libnvidia-cfg.so
-utility  64    libnvidia-nscq.so.{v}              libnvidia-nscq.so.2               -
-compute  64,32 libcuda.so.{v}                     libcuda.so.1                      libcuda.so
-compute  64    libcudadebugger.so.{v}             libcudadebugger.so.1              -
-compute  64,32 libnvidia-opencl.so.{v}            libnvidia-opencl.so.1             -
-compute  64,32 libnvidia-gpucomp.so.{v}           libnvidia-gpucomp.so.{v}          -
-compute  64,32 libnvidia-ptxjitcompiler.so.{v}    libnvidia-ptxjitcompiler.so.1     libnvidia-ptxjitcompiler.so
-compute  64,32 libnvidia-fatbinaryloader.so.{v}   libnvidia-fatbinaryloader.so.{v}  -
-compute  64,32 libnvidia-allocator.so.{v}         libnvidia-allocator.so.1          libnvidia-allocator.so
-compute  64,32 libnvidia-compiler.so.{v}          libnvidia-compiler.so.{v}         -
-compute  64    libnvidia-pkcs11.so.{v}            libnvidia-pkcs11.so.{v}           -
-compute  64    libnvidia-pkcs11-openssl3.so.{v}   libnvidia-pkcs11-openssl3.so.{v}  -
-compute  64,32 libnvidia-nvvm.so.{v}              libnvidia-nvvm.so.4               libnvidia-nvvm.so
-compute  64    libnvidia-nvvm70.so.4              libnvidia-nvvm70.so.4             -
-compute  64    libnvidia-tileiras.so.{v}          libnvidia-tileiras.so.{v}         -
-video    64,32 vdpau/libvdpau_nvidia.so.{v}       libvdpau_nvidia.so.1              -
-video    64,32 libnvidia-encode.so.{v}            libnvidia-encode.so.1             libnvidia-encode.so
-video    64,32 libnvidia-opticalflow.so.{v}       libnvidia-opticalflow.so.1        libnvidia-opticalflow.so
-video    64,32 libnvcuvid.so.{v}                  libnvcuvid.so.1                   libnvcuvid.so
-graphics 64,32 libnvidia-eglcore.so.{v}           libnvidia-eglcore.so.{v}          -
-graphics 64,32 libnvidia-glcore.so.{v}            libnvidia-glcore.so.{v}           -
-graphics 64,32 libnvidia-tls.so.{v}               libnvidia-tls.so.{v}              -
-graphics 64,32 libnvidia-glsi.so.{v}              libnvidia-glsi.so.{v}             -
-graphics 64,32 libnvidia-fbc.so.{v}               libnvidia-fbc.so.1                libnvidia-fbc.so
-graphics 64,32 libnvidia-ifr.so.{v}               libnvidia-ifr.so.1                libnvidia-ifr.so
-graphics 64    libnvidia-rtcore.so.{v}            libnvidia-rtcore.so.{v}           -
-graphics 64    libnvoptix.so.{v}                  libnvoptix.so.1                   -
-graphics 64,32 libGLX_nvidia.so.{v}               libGLX_nvidia.so.0                libGLX_indirect.so.0
-graphics 64,32 libEGL_nvidia.so.{v}               libEGL_nvidia.so.0                -
-graphics 64,32 libGLESv2_nvidia.so.{v}            libGLESv2_nvidia.so.2             -
-graphics 64,32 libGLESv1_CM_nvidia.so.{v}         libGLESv1_CM_nvidia.so.1          -
-graphics 64,32 libnvidia-glvkspirv.so.{v}         libnvidia-glvkspirv.so.{v}        -
-graphics 64    libnvidia-cbl.so.{v}               libnvidia-cbl.so.{v}              -
-graphics 64    libnvidia-vulkan-producer.so.{v}   libnvidia-vulkan-producer.so.{v}  libnvidia-vulkan-producer.so
-graphics 64    libnvidia-egl-gbm.so.1.1.1         libnvidia-egl-gbm.so.1            -
-graphics 64    libnvidia-egl-wayland.so.1.1.13    libnvidia-egl-wayland.so.1        -
-graphics 64    libnvidia-egl-wayland2.so.1.0.0    libnvidia-egl-wayland2.so.1       -
-graphics 64    libnvidia-egl-xcb.so.1.0.0         libnvidia-egl-xcb.so.1            -
-graphics 64    libnvidia-egl-xlib.so.1.0.0        libnvidia-egl-xlib.so.1           -
-ngx      64    libnvidia-ngx.so.{v}               libnvidia-ngx.so.1                -
+utility          64,32 libnvidia-ml.so.{v}              libnvidia-ml.so.1                 libnvidia-ml.so
+utility          64    libnvidia-cfg.so.{v}             libnvidia-cfg.so.1                libnvidia-cfg.so
+utility          64    libnvidia-nscq.so.{v}            libnvidia-nscq.so.2               -
+compute          64,32 libcuda.so.{v}                   libcuda.so.1                      libcuda.so
+compute          64    libcudadebugger.so.{v}           libcudadebugger.so.1              -
+compute          64,32 libnvidia-opencl.so.{v}          libnvidia-opencl.so.1             -
+compute,graphics 64,32 libnvidia-gpucomp.so.{v}         libnvidia-gpucomp.so.{v}          -
+compute          64,32 libnvidia-ptxjitcompiler.so.{v}  libnvidia-ptxjitcompiler.so.1     libnvidia-ptxjitcompiler.so
+compute          64,32 libnvidia-fatbinaryloader.so.{v} libnvidia-fatbinaryloader.so.{v}  -
+compute,graphics 64,32 libnvidia-allocator.so.{v}       libnvidia-allocator.so.1          libnvidia-allocator.so
+compute          64,32 libnvidia-compiler.so.{v}        libnvidia-compiler.so.{v}         -
+compute          64    libnvidia-pkcs11.so.{v}          libnvidia-pkcs11.so.{v}           -
+compute          64    libnvidia-pkcs11-openssl3.so.{v} libnvidia-pkcs11-openssl3.so.{v}  -
+compute          64,32 libnvidia-nvvm.so.{v}            libnvidia-nvvm.so.4               libnvidia-nvvm.so
+compute          64    libnvidia-nvvm70.so.4            libnvidia-nvvm70.so.4             -
+compute          64    libnvidia-tileiras.so.{v}        libnvidia-tileiras.so.{v}         -
+video            64,32 vdpau/libvdpau_nvidia.so.{v}     libvdpau_nvidia.so.1              -
+video            64,32 libnvidia-encode.so.{v}          libnvidia-encode.so.1             libnvidia-encode.so
+video            64,32 libnvidia-opticalflow.so.{v}     libnvidia-opticalflow.so.1        libnvidia-opticalflow.so
+video            64,32 libnvcuvid.so.{v}                libnvcuvid.so.1                   libnvcuvid.so
+graphics         64,32 libnvidia-eglcore.so.{v}         libnvidia-eglcore.so.{v}          -
+graphics         64,32 libnvidia-glcore.so.{v}          libnvidia-glcore.so.{v}           -
+graphics         64,32 libnvidia-tls.so.{v}             libnvidia-tls.so.{v}              -
+graphics         64,32 libnvidia-glsi.so.{v}            libnvidia-glsi.so.{v}             -
+graphics         64,32 libnvidia-fbc.so.{v}             libnvidia-fbc.so.1                libnvidia-fbc.so
+graphics         64,32 libnvidia-ifr.so.{v}             libnvidia-ifr.so.1                libnvidia-ifr.so
+graphics         64    libnvidia-rtcore.so.{v}          libnvidia-rtcore.so.{v}           -
+graphics         64    libnvoptix.so.{v}                libnvoptix.so.1                   -
+graphics         64,32 libGLX_nvidia.so.{v}             libGLX_nvidia.so.0                libGLX_indirect.so.0
+graphics         64,32 libEGL_nvidia.so.{v}             libEGL_nvidia.so.0                -
+graphics         64,32 libGLESv2_nvidia.so.{v}          libGLESv2_nvidia.so.2             -
+graphics         64,32 libGLESv1_CM_nvidia.so.{v}       libGLESv1_CM_nvidia.so.1          -
+graphics         64,32 libnvidia-glvkspirv.so.{v}       libnvidia-glvkspirv.so.{v}        -
+graphics         64    libnvidia-cbl.so.{v}             libnvidia-cbl.so.{v}              -
+graphics         64    libnvidia-vulkan-producer.so.{v} libnvidia-vulkan-producer.so.{v}  libnvidia-vulkan-producer.so
+graphics         64,32 libnvidia-egl-gbm.so.1.1.1       libnvidia-egl-gbm.so.1            -
+graphics         64    libnvidia-egl-wayland.so.1.1.13  libnvidia-egl-wayland.so.1        -
+graphics         64    libnvidia-egl-wayland2.so.1.0.0  libnvidia-egl-wayland2.so.1       -
+graphics         64,32 libnvidia-egl-xcb.so.1.0.0       libnvidia-egl-xcb.so.1            -
+graphics         64,32 libnvidia-egl-xlib.so.1.0.0      libnvidia-egl-xlib.so.1           -
+ngx              64    libnvidia-ngx.so.{v}             libnvidia-ngx.so.1                -
 """
 
 PROGRAMS = {
     "utility": ("nvidia-smi", "nvidia-debugdump", "nvidia-persistenced"),
     "compute": ("nvidia-cuda-mps-control", "nvidia-cuda-mps-server"),
+    "display": ("nvidia-xconfig",),
 }
 
-# Classes of libraries that a capability brings.
+# Files that programs look for at fixed places, by class; the last two rows of graphics lie elsewhere on the node.
+CONFIGS = {
+    "compute": ("/etc/OpenCL/vendors/nvidia.icd",),
+    "graphics": (
+        "/usr/share/glvnd/egl_vendor.d/10_nvidia.json",
+        "/usr/share/egl/egl_external_platform.d/09_nvidia_wayland2.json",
+        "/usr/share/egl/egl_external_platform.d/10_nvidia_wayland.json",
+        "/usr/share/egl/egl_external_platform.d/15_nvidia_gbm.json",
+        "/usr/share/egl/egl_external_platform.d/20_nvidia_xcb.json",
+        "/usr/share/egl/egl_external_platform.d/20_nvidia_xlib.json",
+        "/usr/share/nvidia/nvoptix.bin",
+        "/etc/vulkan/icd.d/nvidia_icd.json",
+        "/etc/vulkan/implicit_layer.d/nvidia_layers.json",
+    ),
+    "display": ("/usr/share/X11/xorg.conf.d/nvidia-drm-outputclass.conf",),
+}
+NODES_VULKAN = "/usr/share/vulkan/"
+
+# Modules of an X server keep the node's folder in every container, since the file for xorg.conf.d names it.
+XORG = f"/usr/lib/{os.uname().machine}-linux-gnu/nvidia/xorg"
+PROFILE = "/etc/nvidia/nvidia-application-profiles-rc.d/10-container.conf"
+
+# Classes of files that a capability brings.
 BRINGS = {
     "compute": {"compute"},
     "utility": {"utility"},
@@ -73,7 +96,7 @@ BRINGS = {
     "compat32": set(),
     "ngx": {"ngx"},
     "graphics": {"graphics"},
-    "display": {"graphics"},
+    "display": {"graphics", "display"},
 }
 
 # Where libraries go: family of the root file system → (64-bit, 32-bit).
@@ -86,10 +109,12 @@ FOLDERS = {
 READ_ONLY = ("nodev", "nosuid", "ro")
 SOCKET = ("nodev", "noexec", "nosuid", "rw")
 DEVICE = ("noexec", "nosuid", "ro")
+CONFIG = ("nodev", "noexec", "nosuid", "ro")
 PROC = ("nodev", "noexec", "nosuid", "ro")
 
 # What every container has, with GPUs or without.
 USUAL_NODES = {"null", "zero", "full", "random", "urandom", "tty", "console", "ptmx"}
+USUAL_LINKS = {"/dev/core", "/dev/fd", "/dev/ptmx", "/dev/stdin", "/dev/stdout", "/dev/stderr"}
 USUAL_MOUNTS = {"/", "/dev", "/proc", "/sys", "/proc/driver"}
 USUAL_RULES = {"b *:* m", "c *:* m", "c 1:3 rwm", "c 1:5 rwm", "c 1:7 rwm", "c 1:8 rwm", "c 1:9 rwm", "c 5:0 rwm"}
 USUAL_RULES |= {"c 5:2 rwm", "c 136:* rwm", "c 10:200 rwm"}
@@ -121,14 +146,27 @@ def wanted(
     """
     mig = [node.mig[name] for name in devices if name in node.mig]
     gpus = {name: node.gpus[name] for name in [*(d for d in devices if d in node.gpus), *(part.gpu for part in mig)]}
+    classes = set().union(*(BRINGS[capability] for capability in capabilities))
     nodes = _nodes(node, [gpu.minor for gpu in gpus.values()], capabilities)
     for part in mig:
         for minor in (part.gi_minor, part.ci_minor):
             nodes[f"/dev/nvidia-caps/nvidia-cap{minor}"] = (node.majors["nvidia-caps"], minor)
     access = {f"capabilities/gpu{gpus[part.gpu].minor}/mig/gi{part.gi}/access" for part in mig}
     access |= {f"capabilities/gpu{gpus[part.gpu].minor}/mig/gi{part.gi}/ci{part.ci}/access" for part in mig}
-    mounts, links, names = _libraries(node, capabilities, family, without)
+    mounts, links, names = _libraries(node, classes, "compat32" in capabilities, family, without)
     mounts |= _other_files(node, capabilities)
+    mounts |= {path: CONFIG for name in classes for path in CONFIGS.get(name, ())}
+    if "display" in classes:
+        mounts |= {f"{XORG}/nvidia_drv.so": READ_ONLY, f"{XORG}/libglxserver_nvidia.so.{node.version}": READ_ONLY}
+        links[f"{XORG}/libglxserver_nvidia.so"] = f"libglxserver_nvidia.so.{node.version}"
+    written = {"/etc/ld.so.cache"} if names else set()
+    if "graphics" in classes:
+        written.add(PROFILE)
+        # A GPU in MIG mode computes only, its parts too.
+        for gpu in (gpu for name, gpu in gpus.items() if name not in node.mig_mode):
+            drm_nodes, drm_links = node.drm(gpu)
+            nodes |= drm_nodes
+            links |= drm_links
     mounts |= dict.fromkeys(nodes, DEVICE)
     folder = "/proc/driver/nvidia"
     bound = {f"{folder}/gpus/{gpu.bus}" for gpu in gpus.values()} | {f"{folder}/{path}" for path in access}
@@ -141,7 +179,7 @@ def wanted(
         "links": links,
         "gone": set(),
         "strangers": set(),
-        "written": {"/etc/ld.so.cache"} if names else set(),
+        "written": written,
         "names": names,
         "proc": {"version", "params", "registry"} | information | access,
         "opens": set(nodes.values()),
@@ -161,18 +199,17 @@ def _nodes(node: SimNode, minors: list[int], capabilities: Collection[str]) -> d
 
 
 def _libraries(
-    node: SimNode, capabilities: Collection[str], family: str, without: Collection[str]
+    node: SimNode, classes: set[str], compat32: bool, family: str, without: Collection[str]
 ) -> tuple[dict[str, tuple[str, ...]], dict[str, str], dict[tuple[str, int], str]]:
     """Mounts, links and loader cache names of the libraries."""
     mounts: dict[str, tuple[str, ...]] = {}
     links: dict[str, str] = {}
     names: dict[tuple[str, int], str] = {}
-    classes = set().union(*(BRINGS[capability] for capability in capabilities))
     wide, narrow = FOLDERS[family]
-    folders = {"64": wide, "32": narrow} if "compat32" in capabilities else {"64": wide}
+    folders = {"64": wide, "32": narrow} if compat32 else {"64": wide}
     for line in LIBRARIES.format(v=node.version).split("\n")[1:-1]:
-        library_class, every_bits, file, soname, more = line.split()
-        if library_class not in classes or file.startswith(tuple(without)):
+        of_classes, every_bits, file, soname, more = line.split()
+        if not classes.intersection(of_classes.split(",")) or file.startswith(tuple(without)):
             continue
         for bits in set(every_bits.split(",")) & folders.keys():
             target = f"{folders[bits]}/{file}"
@@ -184,6 +221,8 @@ def _libraries(
             if more != "-":
                 links[f"{folder}/{more}"] = name if more == "libGLX_indirect.so.0" else soname
                 names[more, int(bits)] = f"{folder}/{more}"
+    if "graphics" in classes:
+        links |= {f"{folder}/gbm/nvidia-drm_gbm.so": "../libnvidia-allocator.so.1" for folder in folders.values()}
     return mounts, links, names
 
 
@@ -212,17 +251,18 @@ def seen(container: RuncContainer, node: SimNode) -> dict[str, Any]:
     after = container.image()
     changed = {path for path, what in after.items() if container.before.get(path) != what}
     links = {path: after[path].text for path in changed if after[path].is_link}
-    wherever = [*mounts, *links, "/etc/"]
     explained = {path for path in changed if path in mounts and after[path].is_empty_file}
-    explained |= {path for path in changed if after[path].is_folder and any(w.startswith(f"{path}/") for w in wherever)}
+    written = changed - links.keys() - explained
+    wherever = [*mounts, *links, *(path for path in written if not after[path].is_folder)]
+    written -= {path for path in written if after[path].is_folder and any(w.startswith(f"{path}/") for w in wherever)}
     said = container.look(node.device_numbers())
     return {
         "nodes": _device_nodes(container.root),
         "mounts": mounts,
-        "links": links,
+        "links": links | _device_links(container.root),
         "gone": set(container.before) - set(after),
         "strangers": strangers(container, node, mounts),
-        "written": changed - links.keys() - explained,
+        "written": written,
         "names": container.new_loader_names(),
         "proc": _files(container.root / "proc/driver/nvidia") if "/proc/driver/nvidia" in mounts else set(),
         "opens": said.opens,
@@ -244,6 +284,11 @@ def _device_nodes(root: Path) -> dict[str, tuple[int, int]]:
     return found
 
 
+def _device_links(root: Path) -> dict[str, str]:
+    links = {f"/{path.relative_to(root)}": os.readlink(path) for path in (root / "dev").rglob("*") if path.is_symlink()}
+    return {path: text for path, text in links.items() if path not in USUAL_LINKS}
+
+
 def _files(folder: Path) -> set[str]:
     return {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
 
@@ -262,7 +307,9 @@ def strangers(container: RuncContainer, node: SimNode, mounts: Collection[str]) 
 
 
 def _source_of(target: str, family: str) -> str:
-    """Where the node has what is mounted there: only libraries change their folder."""
+    """Where the node has what is mounted there: only libraries and Vulkan's lists change their folder."""
+    if target.startswith("/etc/vulkan/"):
+        return NODES_VULKAN + target.removeprefix("/etc/vulkan/")
     for folder, source in zip(FOLDERS[family], FOLDERS["debian"]):
         if target.startswith((f"{folder}/lib", f"{folder}/vdpau/")):
             return source + target[len(folder) :]

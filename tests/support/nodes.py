@@ -38,13 +38,19 @@ class MigFacts(NamedTuple):
 
 
 class SimNode:
-    """A simulated node in the folder `path`. `gpus` and `mig` are tables by the names of requests: "2", "0:1"."""
+    """A simulated node in the folder `path`. `gpus` and `mig` are tables by the names of requests: "2", "0:1".
 
-    def __init__(self, spec: NodeSpec, path: Path, gpus: dict[str, GpuFacts], mig: dict[str, MigFacts]) -> None:
+    `mig_mode`: the names of the GPUs in MIG mode, with MIG devices or without.
+    """
+
+    def __init__(
+        self, spec: NodeSpec, path: Path, gpus: dict[str, GpuFacts], mig: dict[str, MigFacts], mig_mode: set[str]
+    ) -> None:
         self.path = path
         self.spec = spec
         self.gpus = gpus
         self.mig = mig
+        self.mig_mode = mig_mode
         self.config = path / "config.yaml"
         self.cache = Path(cache_path(str(self.config)))
         self.make(spec)
@@ -69,6 +75,16 @@ class SimNode:
         """(major, minor) of every device node that the node has."""
         found = [path.lstat() for path in (self.path / "dev").rglob("*")]
         return {(os.major(s.st_rdev), os.minor(s.st_rdev)) for s in found if stat.S_ISCHR(s.st_mode)}
+
+    def drm(self, gpu: GpuFacts) -> tuple[dict[str, tuple[int, int]], dict[str, str]]:
+        """The GPU's DRM nodes by path, and udev's links to them; their numbers depend on this machine's own cards."""
+        nodes, links = {}, {}
+        for kind in ("card", "render"):
+            link = f"/dev/dri/by-path/pci-{gpu.bus}-{kind}"
+            links[link] = os.readlink(f"{self.path}{link}")
+            status = os.stat(f"{self.path}{link}")
+            nodes[f"/dev/dri/{links[link].removeprefix('../')}"] = (os.major(status.st_rdev), os.minor(status.st_rdev))
+        return nodes, links
 
     def forget(self) -> None:
         """Remove what hooks have kept about it outside of its folder."""
@@ -114,7 +130,7 @@ DGX_MIG_DEVICES = {
 def dgx_a100(path: Path, driver: str = "550.163.01") -> SimNode:
     """Eight GPUs: the first divided into seven equal MIG devices, the second into three unequal ones."""
     spec = spec_from_profile("dgx-a100", mig=DGX_MIG, driver=driver)
-    return SimNode(spec, path, DGX_GPUS, DGX_MIG_DEVICES)
+    return SimNode(spec, path, DGX_GPUS, DGX_MIG_DEVICES, {"0", "1"})
 
 
 # Four kinds of cards under an older driver. The first two UUIDs begin alike, and their buses differ by the domain only;
@@ -149,4 +165,4 @@ def mixed_node(path: Path) -> SimNode:
     path.parent.mkdir(parents=True, exist_ok=True)
     file = path.with_name(f"{path.name}.yaml")
     file.write_text(MIXED)
-    return SimNode(spec_from_yaml(file), path, MIXED_GPUS, MIXED_MIG_DEVICES)
+    return SimNode(spec_from_yaml(file), path, MIXED_GPUS, MIXED_MIG_DEVICES, {"1", "2"})

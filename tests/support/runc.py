@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import re
 import shutil
 import signal
-import stat
 import subprocess
 import time
 import uuid
@@ -19,10 +17,14 @@ from typing import NamedTuple
 
 from nvct.ldcache import parse
 from nvct.sim import bundle as bundles
+from tests.support.trees import Entry, read_tree
 
 TREE = Path(__file__).resolve().parents[2]
 HOOK = TREE / "hooks/nvidia-container-runtime-hook"
 PYTHON = "/usr/bin/python3"
+
+# One entry of a stage of hooks in config.json.
+Hook = Mapping[str, object]
 
 # In a container: makes a node of its own and opens it, which is what a program does that wants a neighbour's GPU.
 OPEN_DEVICE = "rm -f /dev/probe; mknod /dev/probe c {major} {minor} && : < /dev/probe"
@@ -36,61 +38,6 @@ BITS = {0x0303: 64, 0x0A03: 64, 0x0003: 32}
 
 class StartFailed(Exception):
     """The runtime refused to start the container; the text is what it said."""
-
-
-class Namespace:
-    """A mount namespace in which a shell script has mounted something. `prefix` is the command that enters it.
-
-    What is mounted there is gone with it, whatever becomes of the test.
-    """
-
-    def __init__(self, script: str) -> None:
-        script = f"set -e; {script}\necho ready; exec sleep 3600"
-        self._sleeper = subprocess.Popen(
-            ["unshare", "-m", "--propagation", "private", "sh", "-c", script], stdout=subprocess.PIPE
-        )
-        assert self._sleeper.stdout
-        assert self._sleeper.stdout.readline() == b"ready\n"
-        self.prefix = ["nsenter", "-t", str(self._sleeper.pid), "-m"]
-
-    def close(self) -> None:
-        self._sleeper.kill()
-        self._sleeper.wait()
-        assert self._sleeper.stdout
-        self._sleeper.stdout.close()
-
-    def __enter__(self) -> Namespace:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-
-class CgroupV2(Namespace):
-    """A mount namespace in which /sys/fs/cgroup is the unified hierarchy: runc takes its v2 path there."""
-
-    def __init__(self) -> None:
-        super().__init__("mount -t cgroup2 none /sys/fs/cgroup")
-
-
-class Entry(NamedTuple):
-    """One path of a root file system: `text` is a link's text, or the digest of a file's content."""
-
-    mode: int
-    size: int
-    text: str
-
-    @property
-    def is_link(self) -> bool:
-        return stat.S_ISLNK(self.mode)
-
-    @property
-    def is_folder(self) -> bool:
-        return stat.S_ISDIR(self.mode)
-
-    @property
-    def is_empty_file(self) -> bool:
-        return stat.S_ISREG(self.mode) and self.size == 0
 
 
 class Look(NamedTuple):
@@ -177,13 +124,13 @@ class RuncContainer:
         return read_tree(self.rootfs)
 
     def loader_names(self) -> dict[tuple[str, int], str]:
-        """(name, bits) → path of every entry of its loader cache."""
+        """(name, bits) → path of every entry of its loader cache; none where that is no file."""
         path = self.rootfs / "etc/ld.so.cache"
         if not os.path.realpath(path).startswith(f"{self.rootfs}/"):
             return {}  # a hostile image's link, which leads to the host from here
         try:
             cache = parse(path.read_bytes())
-        except FileNotFoundError:
+        except (FileNotFoundError, IsADirectoryError):
             return {}
         return {(entry.name, BITS[entry.flags]): entry.path for entry in cache.entries}
 
@@ -209,29 +156,8 @@ def _is_running(pid: int) -> bool:
     return status.rpartition(")")[2].split()[0] not in ("Z", "X")
 
 
-Hook = Mapping[str, object]
-
-
 # The fixture `start`: a node, the container's environment, and options of `runc_container`.
 Start = Callable[..., AbstractContextManager[RuncContainer]]
-
-
-def read_tree(root: Path) -> dict[str, Entry]:
-    """Every path below the folder, as seen from it; links are not followed."""
-    found = {}
-    for folder, folders, files in os.walk(root):
-        for name in folders + files:
-            path = os.path.join(folder, name)
-            status = os.lstat(path)
-            text, size = "", status.st_size
-            if stat.S_ISLNK(status.st_mode):
-                text = os.readlink(path)
-            elif stat.S_ISREG(status.st_mode):
-                text = hashlib.sha1(Path(path).read_bytes()).hexdigest()
-            elif stat.S_ISDIR(status.st_mode):
-                size = 0  # depends on the file system
-            found[path.removeprefix(str(root))] = Entry(status.st_mode, size, text)
-    return found
 
 
 def hooks_of(node: Path) -> dict[str, list[Hook]]:
@@ -240,8 +166,8 @@ def hooks_of(node: Path) -> dict[str, list[Hook]]:
     return {"prestart": [{"path": path, "args": [path, "prestart"]}]}
 
 
-def kernel_hook(node: Path) -> Hook:
-    """The kernel's part of a simulated node alone: /proc/driver."""
+def kernel_hook(node: Path | str) -> Hook:
+    """The kernel's part of a simulated node alone: containers see the node's /proc/driver; "" is this machine."""
     program = (
         f"import sys; sys.path.insert(0, {str(TREE)!r}); from nvct.sim.kernel import run_hook; "
         f"run_hook({str(node)!r}, '/bin/true', ['prestart'])"

@@ -16,10 +16,7 @@ from nvct.node.cache import RUN_DIR, cache_path
 from nvct.sim import bundle as bundles
 from tests.support.bare import MISSING_CALLS
 from tests.support.nodes import SimNode
-from tests.support.runc import RuncContainer, hooks_of
-
-TREE = Path(__file__).resolve().parents[2]
-PYTHON = "/usr/bin/python3"
+from tests.support.runc import PYTHON, TREE, Hook, RuncContainer, hooks_of, kernel_hook
 
 # Root in containers with id maps; ids of the host that nobody has.
 MAPPED = 100_000
@@ -32,8 +29,6 @@ AS_USER = ["setpriv", f"--reuid={USER}", f"--regid={USER}", "--clear-groups"]
 # Rootless engines make a user namespace and, all but the simplest, a mount namespace for themselves.
 ROOTLESS = [*AS_USER, "unshare", "--user", "--map-root-user", "--mount"]
 ROOTLESS_WITHOUT_MOUNTS = [*AS_USER, "unshare", "--user", "--map-root-user"]
-
-Hook = Mapping[str, object]
 
 
 @contextmanager
@@ -92,30 +87,6 @@ def make_bundle(
     bundles.write_config(bundle, spec)
     give(bundle, owner)
     return bundle
-
-
-class MountNamespace:
-    """A mount namespace in which a shell script has mounted something: gone with it, whatever becomes of a test.
-
-    `prefix` is the command that enters it.
-    """
-
-    def __init__(self, script: str) -> None:
-        script = f"set -e; {script}\necho ready; exec sleep 600"
-        command = ["unshare", "-m", "--propagation", "private", "sh", "-c", script]
-        self._sleeper = subprocess.Popen(command, stdout=subprocess.PIPE)
-        assert self._sleeper.stdout
-        assert self._sleeper.stdout.readline() == b"ready\n"
-        self.prefix = ["nsenter", "-t", str(self._sleeper.pid), "-m"]
-
-    def __enter__(self) -> MountNamespace:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._sleeper.kill()
-        self._sleeper.wait()
-        assert self._sleeper.stdout
-        self._sleeper.stdout.close()
 
 
 class RootlessContainer(RuncContainer):
@@ -222,8 +193,7 @@ class Hooks:
         own: Hook = {"path": "/bin/sh", "args": arguments, "env": list(env)}
         if shown is None:
             return {"prestart": [own]}
-        text = _KERNEL.format(tree=TREE, node=self.node.path if shown == "the node's" else shown)
-        return {"prestart": [{"path": PYTHON, "args": [PYTHON, "-I", "-S", "-c", text]}, own]}
+        return {"prestart": [kernel_hook(self.node.path if shown == "the node's" else shown), own]}
 
     def said(self) -> str:
         """What nvct's hooks have written to standard error."""
@@ -240,20 +210,3 @@ for name in {missing!r}:
 from nvct.oci.hook import main
 sys.exit(main(sys.argv[1:]))
 """
-
-_KERNEL = """
-import sys
-sys.path.insert(0, "{tree}")
-from nvct.sim.kernel import run_hook
-run_hook("{node}", "/bin/true", ["prestart"])
-"""
-
-
-def owners(root: Path) -> dict[str, int]:
-    """Path below the folder → uid of its owner; links are not followed."""
-    found = {}
-    for folder, folders, files in os.walk(root):
-        for name in folders + files:
-            path = os.path.join(folder, name)
-            found[path.removeprefix(str(root))] = os.lstat(path).st_uid
-    return found
