@@ -30,5 +30,6 @@ bench: setup ## what the hook adds to a container start; ARGS="--rounds 50 --jso
 	@$(PYTHON) tests/bench/bench.py $(ARGS)
 
 clean: ## remove the virtual environment and everything that tools left behind
-	rm -rf .venv *.egg-info build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
-	find . -name __pycache__ -prune -exec rm -rf {} +
+	@echo "removing .venv (make setup makes it again), the caches of pytest, mypy, ruff and hypothesis, and compiled Python"
+	@rm -rf .venv *.egg-info build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	@find . -name __pycache__ -prune -exec rm -rf {} +

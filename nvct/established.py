@@ -73,12 +73,16 @@ def translate(path: str) -> Translation:
 
 
 def _read(path: str) -> dict[str, Any]:
+    if os.path.exists(path) and not os.path.isfile(path):  # a named pipe would have us wait for whoever writes to it
+        raise ConfigError(f"{path} is not a regular file; name the toolkit's config.toml with --from")
     try:
         with open(path, "rb") as stream:
             table: dict[str, Any] = tomllib.load(stream)
             return table
     except OSError as error:
         raise ConfigError(f"{path}: {error.strerror}; name the toolkit's config.toml with --from") from None
+    except RecursionError:
+        raise ConfigError(f"{path} is not TOML that nvct reads: its arrays are too deep") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path} is not TOML: {error}; expected the established toolkit's config.toml") from None
 

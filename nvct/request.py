@@ -32,7 +32,7 @@ _MOUNTS_SOURCE = f"the mounts below {MOUNT_LIST}"
 def request_from_spec(spec: object, container: ContainerRoot) -> Request:
     """The request in an OCI runtime spec, config.json as `fastjson.loads` returns it.
 
-    Raises RequestError when `spec` is no such spec, or one of its env entries is not NAME=VALUE.
+    Raises RequestError when `spec` is no such spec.
     """
     if not isinstance(spec, dict):
         raise RequestError(f"config.json holds {_json_kind(spec)}; expected the object of an OCI runtime spec")
@@ -55,8 +55,8 @@ def request_from_env(
 ) -> Request:
     """The request in a container's environment, and in its `mounts` as they stand in an OCI spec.
 
-    `env` is a mapping, or NAME=VALUE entries of which the last of a name counts. Raises RequestError for an entry that
-    is not NAME=VALUE.
+    `env` is a mapping, or NAME=VALUE entries of which the last of a name counts; runtimes take entries without `=`,
+    too, and such an entry sets no variable. Raises RequestError for an entry that is no text.
     """
     variables = _variables(env)
     devices, channels = _listed(mounts)
@@ -106,11 +106,11 @@ def _variables(env: dict[str, str] | Iterable[object]) -> dict[str, str]:
         return env
     variables = {}
     for number, entry in enumerate(env):
-        if not isinstance(entry, str) or "=" not in entry:
-            # The value stays out of the message: it can be a secret.
-            raise RequestError(f"entry {number} of the container's env is not NAME=VALUE; remove or complete it")
-        name, value = entry.split("=", 1)
-        variables[name] = value
+        if not isinstance(entry, str):
+            raise RequestError(f"entry {number} of the container's env is {_json_kind(entry)}; expected NAME=VALUE")
+        name, equals, value = entry.partition("=")
+        if equals:
+            variables[name] = value
     return variables
 
 

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from typing import Any
 
+    import yaml
+
 DEFAULT_PATH = "/etc/nvct/config.yaml"
 
 # The driver capabilities of NVIDIA_DRIVER_CAPABILITIES, in the order in which they are reported.
@@ -186,18 +188,40 @@ def _parse(text: str, path: str) -> dict[object, object]:
     import yaml
 
     try:
-        value = yaml.safe_load(text)
+        value = yaml.load(text, _strict_loader(path))
     except yaml.MarkedYAMLError as error:
         line = f", line {error.problem_mark.line + 1}" if error.problem_mark else ""
         raise ConfigError(f"settings file {path}{line} is not YAML: {error.problem}") from None
     except (yaml.YAMLError, ValueError, OverflowError, RecursionError) as error:
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        deep = isinstance(error, RecursionError)
+        reason = "its lists and mappings are too deep" if deep else (str(error).splitlines() or ["it is damaged"])[0]
         raise ConfigError(f"settings file {path} is not YAML that nvct reads: {reason}") from None
     if value is None:
         return {}
     if not isinstance(value, dict):
         raise ConfigError(f"settings file {path} holds {_kind(value)}, expected lines of `name: value`")
     return value
+
+
+def _strict_loader(path: str) -> type[yaml.SafeLoader]:
+    """A safe loader that refuses a mapping with two equal names: YAML takes the last, a reader perhaps the first."""
+    import yaml
+
+    class Loader(yaml.SafeLoader):
+        def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+            lines: dict[str, int] = {}
+            for key, _ in node.value:
+                if isinstance(key, yaml.ScalarNode):
+                    line = key.start_mark.line + 1
+                    if key.value in lines:
+                        raise ConfigError(
+                            f"settings file {path}, line {line}: `{_kind(key.value)[1:-1]}` is stated again, first in "
+                            f"line {lines[key.value]}; keep one of the two"
+                        )
+                    lines[key.value] = line
+            return super().construct_mapping(node, deep)
+
+    return Loader
 
 
 def from_mapping(mapping: Mapping[Any, object], path: str) -> Settings:

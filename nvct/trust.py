@@ -44,14 +44,20 @@ def why_unsafe(path: str, status: os.stat_result) -> str:
     """
     if S_ISLNK(status.st_mode):
         return f"{path} is a symbolic link; put the file itself there"
-    if status.st_uid not in (0, os.geteuid()) and status.st_uid not in trusted_owners():
-        return f"{path} belongs to uid {status.st_uid}, expected root or uid {os.geteuid()}; run: chown root {path}"
-    if status.st_mode & OTHERS_CAN_WRITE:
+    stranger = status.st_uid not in (0, os.geteuid()) and status.st_uid not in trusted_owners()
+    if not stranger and not status.st_mode & OTHERS_CAN_WRITE:
+        return ""
+    from shlex import quote  # slow, and only messages need it
+
+    if stranger:
         return (
-            f"{path} has mode {status.st_mode & 0o7777:04o}, which lets others change it or what is in it; "
-            f"run: chmod go-w {path}"
+            f"{path} belongs to uid {status.st_uid}, expected root or uid {os.geteuid()}; "
+            f"run: chown root {quote(path)}"
         )
-    return ""
+    return (
+        f"{path} has mode {status.st_mode & 0o7777:04o}, which lets others change it or what is in it; "
+        f"run: chmod go-w {quote(path)}"
+    )
 
 
 def is_sticky(status: os.stat_result) -> bool:

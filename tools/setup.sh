@@ -23,6 +23,8 @@ util-linux      unshare                          containers
 binutils        readelf                          containers
 '
 
+exec 3>&1 # where progress is told while a step's output goes to its log
+
 say() { printf '%s\n' "$*"; }
 fail() { printf 'setup: %s\n' "$*" >&2; exit 1; }
 
@@ -57,6 +59,12 @@ install_packages() {
     quietly apt-get -q install --yes --no-install-recommends "$@"
 }
 
+# pip takes a minute or more the first time: a line for each package shows that it goes on.
+install_into_venv() {
+    .venv/bin/python -m pip install --disable-pip-version-check --progress-bar off --editable '.[dev]' |
+        tee >(sed -un 's/^Collecting \([A-Za-z0-9._-]*\).*/  fetching \1/p; s/^Installing collected.*/  installing them/p' >&3)
+}
+
 missing_always=() missing_containers=()
 while read -r package proof need; do
     [ -n "$package" ] || continue
@@ -84,6 +92,6 @@ if [ "$(cat .venv/.setup 2>/dev/null)" != "$stamp" ]; then
         quietly /usr/bin/python3 -m venv --clear .venv
     fi
     say "installing nvct and its tools into .venv (Python packages of pyproject.toml)"
-    quietly .venv/bin/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
+    quietly install_into_venv
     printf '%s\n' "$stamp" >.venv/.setup
 fi

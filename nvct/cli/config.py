@@ -11,7 +11,8 @@ import click
 
 from nvct import established
 from nvct import settings as settings_file
-from nvct.cli.output import heading, json_option, line, print_json, table
+from nvct.cli.completion import file_names
+from nvct.cli.output import echo, heading, json_option, line, print_json, table
 from nvct.cli.source import Source
 from nvct.errors import ConfigError
 from nvct.established import Translation
@@ -86,9 +87,15 @@ def _shown(value: Any) -> str:
     metavar="FILE",
     default=established.DEFAULT_PATH,
     show_default=True,
+    shell_complete=file_names,
     help="The established toolkit's settings.",
 )
-@click.option("--output", metavar="FILE", help="Write to FILE instead of the settings file (--config).")
+@click.option(
+    "--output",
+    metavar="FILE",
+    shell_complete=file_names,
+    help="Write to FILE instead of the settings file (--config).",
+)
 @click.option("--dry-run", is_flag=True, help="Print the settings file instead of writing it.")
 @click.pass_obj
 def import_settings(source: Source, toml_file: str, output: str | None, dry_run: bool) -> None:
@@ -106,7 +113,7 @@ def import_settings(source: Source, toml_file: str, output: str | None, dry_run:
     translation = established.translate(toml_file)
     text = established.to_yaml(translation, toml_file)
     if dry_run:
-        click.echo(text, nl=False)
+        echo(text.rstrip("\n"))
         _print_dropped(translation, err=True)
         return
     place = os.path.abspath(output or source.config)

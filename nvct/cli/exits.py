@@ -12,6 +12,10 @@ import click
 from nvct.errors import ConfigError, DriverError, NvctError, StaleInventory
 
 USAGE = 2
+STANDARD_OUTPUT = "standard output"
+
+# Raised for a group without a command, with its help; click before 8.2 prints that itself.
+_NO_COMMAND: Any = getattr(click.exceptions, "NoArgsIsHelpError", ())
 
 # Code, what it means to whoever calls nvct, and the errors that end in it. The first row that fits an error counts, so
 # the codes of single kinds stand before that of all others.
@@ -22,7 +26,7 @@ EXITS: tuple[tuple[int, str, tuple[type[Exception], ...]], ...] = (
     (
         3,
         "this machine is at fault: its driver, a permission, a full disk",
-        (DriverError, StaleInventory, OSError, UnicodeError),
+        (DriverError, StaleInventory, OSError, UnicodeEncodeError),
     ),
     (1, "what was asked for cannot be: the request is refused, or carrying it out failed", (NvctError,)),
 )
@@ -43,42 +47,53 @@ def one_line(error: Exception) -> str:
     """What is said of an error after `nvct: `, on one line and without a dot at its end."""
     if isinstance(error, click.UsageError):
         return _usage_line(error)
-    if isinstance(error, UnicodeError):
-        return (
-            f"a name cannot be written in the encoding of this locale, {sys.getfilesystemencoding()} ({error}): "
-            "set LC_ALL=C.UTF-8"
-        )
+    if isinstance(error, UnicodeEncodeError):
+        return f"{ascii(error.object)[:80]} cannot be written in {error.encoding}: set LC_ALL=C.UTF-8, or mend the name"
     if isinstance(error, OSError):
-        where = error.filename if error.filename is not None else _failed_stream(error)
-        return f"{os.fsdecode(where)}: {error.strerror}" if where else str(error.strerror or error)
+        return _system_line(error)
     return " ".join(str(error).split())
 
 
 def _usage_line(error: click.UsageError) -> str:
     """click's own words in our form, with the next step."""
-    said = " ".join(error.format_message().split()).removesuffix(".")
+    said = " ".join(error.format_message().split()).removesuffix(".").replace(". Did you mean", ", did you mean")
     if said[1:2].islower():
         said = said[0].lower() + said[1:]
     context = error.ctx
     if context is None:
         return said
-    if isinstance(error, click.NoSuchOption) and _is_global(context, error.option_name):
-        return f"{said}: it is a global option, so it stands before the command: nvct {error.option_name} ..."
-    return f"{said}; see `{context.command_path} --help`"
+    if isinstance(error, click.NoSuchOption) and context.parent:
+        usage = _global_usage(context, error.option_name)
+        if usage:
+            return f"{error.option_name} is a global option and stands before the command: {usage}"
+    return f"{said}{' See' if said.endswith('?') else '; see'} `{context.command_path} --help`"
 
 
-def _is_global(context: click.Context, option: str) -> bool:
+def _global_usage(context: click.Context, option: str) -> str:
+    """How to write a command with an option of `nvct` itself; "" when it has no such option."""
     root = context.find_root()
-    return context is not root and any(option in parameter.opts for parameter in root.command.params)
+    program, _, command = context.command_path.partition(" ")
+    for parameter in root.command.params:
+        if option in parameter.opts:
+            return " ".join(filter(None, (program, option, parameter.metavar, command)))
+    return ""
 
 
-def _failed_stream(error: OSError) -> str:
-    """An error without a file name is mostly one of our output, which still waits in the stream to be written."""
+def _system_line(error: OSError) -> str:
+    where = error.filename if error.filename is not None or not _output_waits() else STANDARD_OUTPUT
+    if where == STANDARD_OUTPUT and error.errno == errno.EBADF:
+        return f"{where} is closed"
+    said = error.strerror or str(error)
+    return f"{where}: {said}" if where is not None else said
+
+
+def _output_waits() -> bool:
+    """Whether something was printed, of click's own for example, that standard output does not take."""
     try:
         sys.stdout.flush()
-    except OSError as again:
-        return "standard output" if again.errno == error.errno else ""
-    return ""
+    except OSError:
+        return True
+    return False
 
 
 class ReportingGroup(click.Group):
@@ -88,7 +103,7 @@ class ReportingGroup(click.Group):
         """Run a command line and exit, as click's own `main`, which would tell errors in a form of its own."""
         try:
             status = super().main(*arguments, **{**named, "standalone_mode": False})
-        except click.exceptions.NoArgsIsHelpError as error:
+        except _NO_COMMAND as error:
             error.show()
             status = USAGE
         except click.Abort:
@@ -96,10 +111,10 @@ class ReportingGroup(click.Group):
         except BrokenPipeError:  # the reader of our output has gone (`nvct list | head -1`): nobody is left to tell
             status = 1
             _drop_output()
-        except (click.UsageError, NvctError, OSError, UnicodeError) as error:
+        except (click.UsageError, NvctError, OSError, UnicodeEncodeError) as error:
             click.echo(f"nvct: {one_line(error)}", err=True)
             status = exit_code(error)
-            if isinstance(error, OSError):
+            if _output_waits():
                 _drop_output()
         sys.exit(status if isinstance(status, int) else 0)
 
@@ -120,13 +135,11 @@ def open_missing_output() -> None:
 
 
 def _drop_output() -> None:
-    """What cannot be written must not be tried again when the interpreter ends, which would say so once more."""
-    descriptor = os.open(os.devnull, os.O_WRONLY)
+    """What cannot be written must not be tried again when the interpreter ends, which would complain once more."""
     try:
-        os.dup2(descriptor, sys.stdout.fileno())
-        sys.stdout.flush()
-    except (OSError, ValueError) as error:
-        if getattr(error, "errno", errno.EBADF) != errno.EBADF:
-            raise
-    finally:
-        os.close(descriptor)
+        output = sys.stdout.fileno()
+    except OSError:  # a stream in memory
+        return
+    descriptor = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(descriptor, output)
+    os.close(descriptor)

@@ -59,7 +59,7 @@ def explain(
       nvct explain --container "$(docker inspect --format '{{.State.Pid}}' NAME)"
     """
     if pid and (env or bundle or layout):
-        raise click.UsageError("--container states the whole request: leave out --env, --bundle and --layout.")
+        raise click.UsageError("--container states the whole request: leave out --env, --bundle and --layout")
     current = source.current()
     comparison = None
     if pid:

@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
+import io
 import os
+import sys
 
 import click
 
 from nvct import __version__
-from nvct.cli.completion import completion
+from nvct.cli.completion import completion, file_names
 from nvct.cli.config import config
-from nvct.cli.exits import ReportingGroup, exit_code_table
+from nvct.cli.exits import ReportingGroup, exit_code_table, open_missing_output
 from nvct.cli.explain import explain
+from nvct.cli.files import RegularFile
 from nvct.cli.node import info, list_gpus, refresh
 from nvct.cli.plan import plan
 from nvct.cli.sim import sim
 from nvct.cli.source import Source
 from nvct.settings import DEFAULT_PATH
 
-_EXISTING_FILE = click.Path(exists=True, dir_okay=False)
 _EXISTING_FOLDER = click.Path(exists=True, file_okay=False, resolve_path=True)
 
 
@@ -26,18 +28,26 @@ _EXISTING_FOLDER = click.Path(exists=True, file_okay=False, resolve_path=True)
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120},
     epilog=exit_code_table(),
 )
-@click.option("--config", metavar="FILE", default=DEFAULT_PATH, show_default=True, help="The settings file.")
+@click.option(
+    "--config",
+    metavar="FILE",
+    default=DEFAULT_PATH,
+    show_default=True,
+    shell_complete=file_names,
+    help="The settings file.",
+)
 @click.option(
     "--root",
     metavar="DIR",
     type=_EXISTING_FOLDER,
-    help="Take the driver's files and device nodes from DIR, whatever the settings say.",
+    help="Take the driver's files and device nodes from DIR, whatever the settings say; its procfs and sysfs, too, "
+    "where DIR has them with a driver in them.",
 )
 @click.option(
     "--inventory",
     "inventory_file",
     metavar="FILE",
-    type=_EXISTING_FILE,
+    type=RegularFile(),
     help="Take the node from FILE (made by `nvct info --json`) instead of this machine.",
 )
 @click.version_option(__version__, prog_name="nvct")
@@ -53,8 +63,10 @@ def cli(context: click.Context, config: str, root: str | None, inventory_file: s
       nvct info --json > node.json                     save the node, for a bug report
       nvct --inventory node.json list                  ... and look at it on another machine
     """
+    if not config:
+        raise click.UsageError("--config names no file")
     if root and inventory_file:
-        raise click.UsageError("--root and --inventory exclude each other: a saved inventory has its own roots.")
+        raise click.UsageError("--root and --inventory exclude each other: a saved inventory has its own roots")
     # Absolute, since each settings file has an inventory of its own, and the hook knows the file by this name.
     context.obj = Source(config=os.path.abspath(config), root=root or "", inventory_file=inventory_file or "")
 
@@ -65,4 +77,7 @@ for command in (list_gpus, info, plan, explain, refresh, sim, config, completion
 
 def main() -> None:
     """The entry point: runs the command line and exits with one of the documented codes."""
+    open_missing_output()
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # as standard error has it: a name is shown, however odd
     cli(prog_name="nvct")

@@ -17,7 +17,7 @@ from nvct.cli.source import Source
 from nvct.errors import DriverError
 from nvct.model import BINARY, CONFIG, FIRMWARE, LIBRARY, LIBRARY32, MODULE, SOCKET, WSL, Gpu, Inventory, MigDevice
 from nvct.node import current
-from nvct.node.cache import cache_path
+from nvct.node.cache import RUN_DIR, cache_path
 from nvct.node.saved import inventory_to_json
 
 _PATIENCE_S = 1.0
@@ -163,10 +163,11 @@ def _print_files(inventory: Inventory, every: bool) -> None:
 
 
 @click.command()
+@json_option
 @click.option("--quiet", is_flag=True, help="Print nothing but errors.")
 @click.option("--if-stale", is_flag=True, help="Do nothing while the stored inventory still describes the node.")
 @click.pass_obj
-def refresh(source: Source, quiet: bool, if_stale: bool) -> None:
+def refresh(source: Source, as_json: bool, quiet: bool, if_stale: bool) -> None:
     """Discover the node again and store the inventory.
 
     It is what the hook reads at each container start, and what the other commands show.
@@ -179,14 +180,30 @@ def refresh(source: Source, quiet: bool, if_stale: bool) -> None:
       nvct refresh --quiet --if-stale                  for a boot script or a systemd unit
     """
     if source.root or source.inventory_file:
-        raise click.UsageError("refresh stores what the settings file describes: leave out --root and --inventory.")
+        raise click.UsageError("refresh stores what the settings file describes: leave out --root and --inventory")
+    if quiet and as_json:
+        raise click.UsageError("--quiet and --json exclude each other")
     started = time.monotonic()
     with _progress("asking the driver what this node has", quiet):
         found = source.current() if if_stale else current.refresh(source.config)
     if found.warnings:
         raise DriverError("; ".join(found.warnings))
-    if not quiet:
-        _print_refreshed(found.inventory, cache_path(source.config), time.monotonic() - started)
+    path = cache_path(source.config)
+    if as_json:
+        print_json(_refreshed_json(found.inventory, path))
+    elif not quiet:
+        _print_refreshed(found.inventory, path, time.monotonic() - started)
+
+
+def _refreshed_json(inventory: Inventory, path: str) -> dict[str, Any]:
+    return {
+        "path": path,
+        "driver": {"version": inventory.driver_version, "cuda": inventory.cuda_version},
+        "gpus": len(inventory.gpus),
+        "mig_devices": sum(len(gpu.mig_devices) for gpu in inventory.gpus),
+        "files": len(inventory.files),
+        "missing": list(inventory.missing),
+    }
 
 
 def _print_refreshed(inventory: Inventory, path: str, seconds: float) -> None:
@@ -197,6 +214,8 @@ def _print_refreshed(inventory: Inventory, path: str, seconds: float) -> None:
     )
     for sentence in inventory.missing:
         line(f"Missing: {sentence}", style="yellow")
+    if not path.startswith(f"{RUN_DIR}/"):
+        line("This is kept for you alone: for the containers that root starts, run it as root.", style="yellow")
 
 
 def _devices(inventory: Inventory) -> str:

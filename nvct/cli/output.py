@@ -15,14 +15,25 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from nvct.cli.exits import STANDARD_OUTPUT
+
 # More than any row has: rich must not fold.
 _WIDTH = 10_000
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON instead of tables.")
 
 
+def echo(text: str, color: bool | None = None) -> None:
+    """Print a line as it stands. An error says that it is of standard output, which Python's own does not."""
+    try:
+        click.echo(text, color=color)
+    except OSError as error:
+        error.filename = STANDARD_OUTPUT
+        raise
+
+
 def print_json(value: object) -> None:
-    click.echo(json.dumps(value, indent=2))
+    echo(json.dumps(value, indent=2))
 
 
 def heading(text: str) -> None:
@@ -58,4 +69,4 @@ def _print(what: Text | Padding) -> None:
     with console.capture() as captured:
         console.print(what)
     for printed in captured.get().splitlines():  # rich fills every line up to the width of its columns
-        click.echo(printed.rstrip(), color=console.is_terminal)
+        echo(printed.rstrip(), color=console.is_terminal)

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 import click
+from click.shell_completion import CompletionItem
 
+from nvct.cli.files import read_json
 from nvct.cli.output import heading, json_option, line, print_json, table
 from nvct.cli.source import Source
-from nvct.errors import RequestError
+from nvct.errors import ConfigError, RequestError
 from nvct.inject.look import look
 from nvct.inject.rootfs import ConfinedRoot
 from nvct.model import Ask, ContainerRoot, Edits, MountEdit, ProcEdit, Request
@@ -24,10 +25,31 @@ from nvct.request import asks_for_nothing, request_from_env, request_from_spec
 _LAYOUTS = {"debian": ContainerRoot(debian=True), "lib64": ContainerRoot(debian=False)}
 
 
+# The variables by which a container asks, for completion.
+_VARIABLES = (
+    "NVIDIA_VISIBLE_DEVICES",
+    "NVIDIA_DRIVER_CAPABILITIES",
+    "NVIDIA_REQUIRE_CUDA",
+    "NVIDIA_DISABLE_REQUIRE",
+    "NVIDIA_MIG_CONFIG_DEVICES",
+    "NVIDIA_MIG_MONITOR_DEVICES",
+    "NVIDIA_IMEX_CHANNELS",
+    "NVIDIA_GDS",
+    "NVIDIA_MOFED",
+    "NVIDIA_GDRCOPY",
+    "NVIDIA_NVSWITCH",
+    "CUDA_VERSION",
+)
+
+
+def _variable_names(_context: click.Context, _parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    return [CompletionItem(f"{name}=") for name in _VARIABLES if name.startswith(incomplete)]
+
+
 def _assignments(_context: click.Context, _parameter: click.Parameter, values: tuple[str, ...]) -> tuple[str, ...]:
     for value in values:
         if "=" not in value:
-            raise click.BadParameter(f"{value!r} is not NAME=VALUE.")
+            raise click.BadParameter(f"{value!r} is not NAME=VALUE")
     return values
 
 
@@ -42,6 +64,7 @@ def request_options(command: _Command) -> _Command:
             metavar="K=V",
             multiple=True,
             callback=_assignments,
+            shell_complete=_variable_names,
             help="A variable of the container; later ones win.",
         ),
         click.option(
@@ -97,24 +120,29 @@ def plan(source: Source, env: tuple[str, ...], bundle: str | None, layout: str |
 def _bundle_request(bundle: Path, env: Sequence[str]) -> Request:
     """The request of a bundle's config.json with `env` added, for a container with that bundle's root file system."""
     path = bundle / "config.json"
+    spec = read_json(path, "the config.json of an OCI bundle")
     try:
-        spec = json.loads(path.read_bytes())
-    except ValueError as error:
-        raise RequestError(f"{path} is no JSON ({error}): expected the config.json of an OCI bundle") from None
-    request_from_spec(spec, ContainerRoot())  # says what is wrong with it, before it is taken apart
+        request_from_spec(spec, ContainerRoot())  # says what is wrong with it, before it is taken apart
+    except RequestError as error:
+        raise ConfigError(f"{path}: {error}") from None
     process = {**spec["process"], "env": [*(spec["process"].get("env") or ()), *env]}
-    try:
-        rootfs = bundle / spec["root"]["path"]
-    except (KeyError, TypeError):
-        raise RequestError(f"{path} has no root.path: expected an OCI runtime spec") from None
-    return request_from_spec({**spec, "process": process}, _container(rootfs))
+    return request_from_spec({**spec, "process": process}, _container(bundle / _root_path(spec["root"], path)))
+
+
+def _root_path(root: object, path: Path) -> str:
+    rootfs = root.get("path") if isinstance(root, dict) else None
+    if not isinstance(rootfs, str) or not rootfs or "\0" in rootfs:
+        raise ConfigError(f"{path} has no root.path that names a folder: expected an OCI runtime spec")
+    return rootfs
 
 
 def _container(rootfs: Path) -> ContainerRoot:
     try:
-        root = ConfinedRoot(os.open(rootfs, os.O_PATH | os.O_DIRECTORY))
+        root = ConfinedRoot(os.open(rootfs, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC))
     except FileNotFoundError:  # engines mount a root only while its container runs
         return ContainerRoot()
+    except NotADirectoryError:
+        raise ConfigError(f"{rootfs}, root.path of the bundle, is not a folder") from None
     try:
         return look(root)
     finally:

@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import re
+import shlex
 from typing import Any
 
 import click
+from click.shell_completion import CompletionItem
 
-from nvct.cli.output import json_option, print_json, table
+from nvct.cli.files import RegularFile
+from nvct.cli.output import echo, json_option, print_json, table
+from nvct.sim.errors import SimError
 from nvct.sim.mig import profile_name
 from nvct.sim.node import Made, create, spec_from_profile, spec_from_yaml
 from nvct.sim.profiles import CARDS, PROFILES, cuda_of
 from nvct.sim.spec import NodeSpec
+
+_INDEX = re.compile("[0-9]{1,4}")
 
 
 class _MigLayout(click.ParamType):  # type: ignore[type-arg]  # generic in newer versions only
@@ -22,7 +29,7 @@ class _MigLayout(click.ParamType):  # type: ignore[type-arg]  # generic in newer
         self, value: object, param: click.Parameter | None, ctx: click.Context | None
     ) -> tuple[int, tuple[str, ...]]:
         index, equals, devices = str(value).partition("=")
-        if not equals or not index.isdigit():
+        if not equals or not _INDEX.fullmatch(index):
             self.fail(f"{value!r} has not the form 0=1g.5gb,1g.5gb (a GPU index, =, MIG devices)", param, ctx)
         return int(index), tuple(device.strip() for device in devices.split(",") if device.strip())
 
@@ -82,14 +89,21 @@ def _row(name: str) -> dict[str, Any]:
     }
 
 
+def _profile_names(context: click.Context, _parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """Completes the first argument: a profile, or with --from the directory."""
+    if context.params.get("node_file"):
+        return [CompletionItem(incomplete, type="dir")]
+    return [CompletionItem(name, help=PROFILES[name].title) for name in PROFILES if name.startswith(incomplete)]
+
+
 @sim.command("create")
-@click.argument("profile", required=False)
+@click.argument("profile", required=False, shell_complete=_profile_names)
 @click.argument("directory", required=False, type=click.Path(file_okay=False))
 @click.option("--mig", type=_MigLayout(), multiple=True, help="MIG devices of a GPU, in order. Repeat for more GPUs.")
 @click.option("--gpus", type=click.IntRange(min=0), help="Number of GPUs, up to the slots of the profile.")
 @click.option("--driver", metavar="VERSION", help="Driver version, as 550.163.01.")
 @click.option("--cuda", metavar="VERSION", help="CUDA version, as 12.4; from the driver if left out.")
-@click.option("--from", "node_file", type=click.Path(exists=True, dir_okay=False), help="A node stated in YAML.")
+@click.option("--from", "node_file", type=RegularFile(), metavar="FILE", help="A node stated in YAML.")
 def create_node(
     profile: str | None,
     directory: str | None,
@@ -114,10 +128,26 @@ def create_node(
     if node_file:
         spec, place = _spec_from_file(node_file, profile, directory, mig, gpus, driver, cuda)
     else:
-        if profile is None or directory is None:
-            raise click.UsageError("name a profile and a directory, as in: nvct sim create dgx-a100 ./node")
-        spec, place = spec_from_profile(profile, gpus, _layouts(mig), driver, cuda), directory
+        spec, place = _spec_from_profile(profile, directory, mig, gpus, driver, cuda)
+    if not place:
+        raise click.UsageError("the directory has no name: name a folder for the node, as ./node")
     _print_summary(spec, create(spec, place))
+
+
+def _spec_from_profile(
+    profile: str | None,
+    directory: str | None,
+    mig: tuple[tuple[int, tuple[str, ...]], ...],
+    gpus: int | None,
+    driver: str | None,
+    cuda: str | None,
+) -> tuple[NodeSpec, str]:
+    if profile is None or directory is None:
+        raise click.UsageError("name a profile and a directory, as in: nvct sim create dgx-a100 ./node")
+    try:
+        return spec_from_profile(profile, gpus, _layouts(mig), driver, cuda), directory
+    except SimError as error:
+        raise click.UsageError(str(error)) from None
 
 
 def _layouts(mig: tuple[tuple[int, tuple[str, ...]], ...]) -> dict[int, tuple[str, ...]]:
@@ -142,14 +172,14 @@ def _spec_from_file(
 def _print_summary(spec: NodeSpec, made: Made) -> None:
     layouts = {index: gpu.mig for index, gpu in enumerate(spec.gpus) if gpu.mig is not None}
     models = {gpu.card.model: sum(other.card.model == gpu.card.model for other in spec.gpus) for gpu in spec.gpus}
-    click.echo(f"{made.directory}: {spec.name}, driver {spec.driver}, CUDA {spec.cuda}")
-    click.echo(f"  GPUs     {', '.join(f'{count} x {model}' for model, count in models.items()) or 'none'}")
+    echo(f"{made.directory}: {spec.name}, driver {spec.driver}, CUDA {spec.cuda}")
+    echo(f"  GPUs     {', '.join(f'{count} x {model}' for model, count in models.items()) or 'none'}")
     for index, devices in layouts.items():
-        click.echo(f"  MIG      GPU {index}: {', '.join(devices) or 'on, no devices'}")
-    click.echo(f"  devices  {_devices_line(made)}")
+        echo(f"  MIG      GPU {index}: {', '.join(devices) or 'on, no devices'}")
+    echo(f"  devices  {_devices_line(made)}")
     for note in made.notes:
-        click.echo(f"  note     {note}")
-    click.echo(f"try: nvct --config {made.config} list")
+        echo(f"  note     {note}")
+    echo(f"try: nvct --config {shlex.quote(made.config)} list")
 
 
 def _devices_line(made: Made) -> str:

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
+import os
 
 from nvct import settings as settings_file
+from nvct.cli.files import read_json
 from nvct.errors import ConfigError
 from nvct.model import Inventory
 from nvct.node import current
 from nvct.node.current import Current
 from nvct.node.discover import discover
-from nvct.node.saved import inventory_from_json
+from nvct.node.saved import check_schema, inventory_from_json
+from nvct.node.shape import check_shape
 from nvct.record import record, replace
+from nvct.settings import Settings
 
 
 @record
@@ -31,14 +33,30 @@ class Source:
         if self.inventory_file:
             return Current(settings_file.load(self.config), _read_inventory(self.inventory_file))
         if self.root:  # what is kept describes the node as the settings file sees it
-            settings = replace(settings_file.load(self.config), root=self.root, dev_root=self.root)
+            settings = _with_root(settings_file.load(self.config), self.root)
             return Current(settings, discover(settings))
         return current.current(self.config)
 
 
+def _with_root(settings: Settings, root: str) -> Settings:
+    """The settings for another driver root, with the procfs and the sysfs in it where it has those of a driver.
+
+    A driver container has them, and so has a simulated node; a folder with the driver's files alone has not.
+    """
+    places = {"root": root, "dev_root": root}
+    below = root.rstrip("/")
+    if os.path.exists(f"{below}/proc/driver/nvidia"):
+        places["proc_root"] = f"{below}/proc"
+        if os.path.exists(f"{below}/sys/bus/pci"):
+            places["sys_root"] = f"{below}/sys"
+    return replace(settings, **places)
+
+
 def _read_inventory(path: str) -> Inventory:
+    data = read_json(path, "a file made by `nvct info --json`")
     try:
-        data = json.loads(Path(path).read_bytes())
-    except ValueError as error:
-        raise ConfigError(f"{path} is no JSON ({error}): expected a file made by `nvct info --json`") from None
-    return inventory_from_json(data)
+        check_schema(data)
+        check_shape(data)
+        return inventory_from_json(data)
+    except ConfigError as error:
+        raise ConfigError(f"{path}: {error}") from None

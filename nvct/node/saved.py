@@ -20,17 +20,25 @@ def inventory_to_json(inventory: Inventory) -> dict[str, Any]:
 
 
 def inventory_from_json(data: dict[str, Any]) -> Inventory:
-    """The inventory that `inventory_to_json` wrote. Raises ConfigError for another schema and for a wrong shape."""
+    """The inventory that `inventory_to_json` wrote. Raises ConfigError for another schema and for a wrong shape.
+
+    What it raises keeps the cache safe from old files; `shape.check_shape` tells people what is wrong with theirs.
+    """
+    check_schema(data)
+    try:
+        return _inventory({name: value for name, value in data.items() if name != "schema"})
+    except (KeyError, TypeError, AttributeError) as error:
+        raise ConfigError(f"the saved inventory is damaged ({error}): write it again") from None
+
+
+def check_schema(data: object) -> None:
+    """Raises ConfigError when `data` was not written by a version of nvct that says the same with its fields."""
     found = data.get("schema") if isinstance(data, dict) else None
     if found != SCHEMA:
         raise ConfigError(
             f"the saved inventory has schema {found!r}, and this nvct reads schema {SCHEMA}: "
             "write it again with this version"
         )
-    try:
-        return _inventory({name: value for name, value in data.items() if name != "schema"})
-    except (KeyError, TypeError, AttributeError) as error:
-        raise ConfigError(f"the saved inventory is damaged ({error}): write it again") from None
 
 
 def _inventory(fields: dict[str, Any]) -> Inventory:

@@ -14,7 +14,10 @@ _DEAD_LINES_SHOWN = 3
 
 
 def no_module(settings: Settings, architecture: Architecture) -> DriverError:
-    """No kernel module is loaded: is there a driver at all?"""
+    """No kernel module is loaded: is there a driver at all, or is a root not where the settings say?"""
+    absent = _absent_roots(settings)
+    if absent:
+        return absent
     if jetson.is_jetson(settings):
         return jetson.refusal(settings)
     where = procfs.version_path(settings.proc_root)
@@ -30,8 +33,19 @@ def no_module(settings: Settings, architecture: Architecture) -> DriverError:
     )
 
 
+def _absent_roots(settings: Settings) -> DriverError | None:
+    """Nothing can be found below a folder that is not there, and to list all that was not found would hide why."""
+    for name, path in (("root", settings.root), ("proc_root", settings.proc_root)):
+        if not os.path.isdir(path):
+            return DriverError(f"{name} is {path}, and there is no such folder: set {name} to where the driver is")
+    return None
+
+
 def no_nvml(settings: Settings, architecture: Architecture, version: str, search: LibrarySearch) -> DriverError:
     """Module `version` is loaded, and the search has not found its NVML: another version, elsewhere, or nowhere?"""
+    absent = _absent_roots(settings)
+    if absent:
+        return absent
     if jetson.is_jetson(settings):
         return jetson.refusal(settings)
     loaded_from = procfs.version_path(settings.proc_root)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from nvct.errors import RequestError
 from nvct.model import Gpu, Inventory, MigDevice, Request
 from nvct.plan.accept import Accepted, accept
-from nvct.plan.words import listed, quoted
+from nvct.plan.words import listed, quoted, ranges
 from nvct.record import record
 from nvct.settings import Settings
 
@@ -231,8 +231,8 @@ def _by_index(inventory: Inventory, text: str) -> Gpu:
     same_minor = [gpu for gpu in inventory.gpus if str(gpu.minor) == text]
     hint = f" (/dev/nvidia{text} is GPU {gpu_name(same_minor[0])})" if same_minor else ""
     raise _Refusal(
-        f"no GPU has this index{hint}; indexes count the GPUs that are visible here, so one of the whole host means "
-        f"nothing inside a job that owns some of them: use `all` or UUIDs; {_valid(inventory)}"
+        f"no GPU has this index{hint}; use `all` or UUIDs where only some of the host's GPUs are visible, since "
+        f"indexes count those; {_valid(inventory)}"
     )
 
 
@@ -287,8 +287,12 @@ def _is_number(text: str) -> bool:
 def _valid(inventory: Inventory) -> str:
     if not inventory.gpus:
         return "this node has no GPU"
-    gpus = f"valid are GPUs {listed([gpu_name(gpu) for gpu in inventory.gpus])}"
-    mig = [mig_name(gpu, device) for gpu in inventory.gpus for device in gpu.mig_devices]
+    gpus = f"see `nvct list`; valid are GPUs {ranges([gpu.index for gpu in inventory.gpus])}"
+    mig = [
+        ranges([device.index for device in gpu.mig_devices], f"{gpu.index}:")
+        for gpu in inventory.gpus
+        if gpu.mig_devices
+    ]
     return f"{gpus}; MIG devices {listed(mig)}" if mig else f"{gpus}; this node has no MIG device"
 
 

@@ -58,7 +58,7 @@ def _by_node(inventory: Inventory, text: str) -> str:
 def _by_number(inventory: Inventory, text: str) -> str:
     """gpu0, gpu:0, device=0, a wrapped 0, 00."""
     number = text.removeprefix("device=").removeprefix("gpu").lstrip(":=_#") or text
-    number = number.lstrip("0") or "0" if number.isdigit() else number
+    number = number.lstrip("0") or "0" if number.isascii() and number.isdigit() else number
     return number if any(str(gpu.index) == number for gpu in inventory.gpus) else ""
 
 

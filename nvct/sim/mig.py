@@ -13,7 +13,7 @@ from nvct.record import record
 from nvct.sim.errors import SimError
 from nvct.sim.spec import Card, GpuSpec, MigProfile
 
-_ASKED = re.compile(r"(?:(?P<slices>\d+)c\.)?(?P<name>[^@]+?)(?:@(?P<start>\d+))?")
+_ASKED = re.compile(r"(?:(?P<slices>[0-9]{1,9})c\.)?(?P<name>[^@]+?)(?:@(?P<start>[0-9]{1,9}))?")
 
 # Capability minors are laid out for every GPU minor, present or not: config, monitor, then per GPU 15 GPU instances
 # with 8 compute instances each. So gpu0/gi0 is 3, gpu0/gi2 21, gpu1/gi0 138.

@@ -6,6 +6,7 @@ The folder is built beside its place and renamed into it, so a node is there as 
 from __future__ import annotations
 
 import os
+import shlex
 import shutil
 import tempfile
 from pathlib import Path
@@ -62,8 +63,7 @@ def create(spec: NodeSpec, directory: str | os.PathLike[str]) -> Made:
     _check_place(place)
     for gpu in spec.gpus:
         mig.layout(gpu)  # refuse what does not fit before anything is written
-    place.parent.mkdir(parents=True, exist_ok=True)
-    staging = Path(tempfile.mkdtemp(prefix=f".{place.name}.", dir=place.parent))
+    staging = _staging(place)
     try:
         built = staging / "node"
         built.mkdir()
@@ -73,6 +73,16 @@ def create(spec: NodeSpec, directory: str | os.PathLike[str]) -> Made:
     finally:
         shutil.rmtree(staging)
     return made
+
+
+def _staging(place: Path) -> Path:
+    """A folder beside the node's place, to build it in."""
+    try:
+        place.parent.mkdir(parents=True, exist_ok=True)
+        return Path(tempfile.mkdtemp(prefix=f".{place.name}.", dir=place.parent))
+    except OSError as error:
+        there = next(parent for parent in place.parents if parent.exists())
+        raise SimError(f"nothing can be made in {there} ({error.strerror}): name a folder elsewhere") from None
 
 
 def refuse_real_driver(proc: str = "/proc") -> None:
@@ -89,7 +99,7 @@ def host_majors(proc: str = "/proc") -> dict[int, str]:
     """The character majors that drivers of this machine own."""
     characters = Path(proc, "devices").read_text().split("Block devices:")[0]
     rows = (line.split() for line in characters.splitlines())
-    return {int(row[0]): row[1] for row in rows if len(row) == 2 and row[0].isdigit()}
+    return {int(row[0]): row[1] for row in rows if len(row) == 2 and row[0].isascii() and row[0].isdigit()}
 
 
 def _check_place(place: Path) -> None:
@@ -103,7 +113,9 @@ def _check_place(place: Path) -> None:
     name = str(place).replace("\\", "\\134").replace(" ", "\\040")  # as that file writes them
     inside = [path for path in mounted if path == name or path.startswith(f"{name}/")]
     if inside:
-        raise SimError(f"{inside[0]} is a mount point, so the node there cannot be replaced: umount {inside[0]}")
+        raise SimError(
+            f"{inside[0]} is a mount point, so the node there cannot be replaced: umount {shlex.quote(inside[0])}"
+        )
 
 
 def _replace(place: Path, built: Path, old: Path) -> None:
@@ -152,7 +164,7 @@ def _write_native_files(folder: Folder, spec: NodeSpec) -> tuple[str, ...]:
 def _first_free_card() -> int:
     """The first DRM card number above those of this machine, so that no node of ours is a real card; at least 1."""
     cards = [path.name.removeprefix("card") for path in Path("/sys/class/drm").glob("card*")]
-    return 1 + max((int(number) for number in cards if number.isdigit()), default=0)
+    return 1 + max((int(number) for number in cards if number.isascii() and number.isdigit()), default=0)
 
 
 def _write_hook(folder: Folder, place: Path) -> None:

@@ -53,8 +53,12 @@ def spec_from_yaml(path: str | os.PathLike[str]) -> NodeSpec:
     """The node of a file. Raises ConfigError with the file, the key, what stands there and what was expected."""
     try:
         document = yaml.safe_load(Path(path).read_text())
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read as a node file: {error.strerror}") from error
+    except (ValueError, yaml.YAMLError) as error:  # ValueError: no UTF-8, or a date or number that cannot be
         raise ConfigError(f"{path} cannot be read as a node file: {' '.join(str(error).split())}") from error
+    except RecursionError:
+        raise ConfigError(f"{path} cannot be read as a node file: its lists and mappings are too deep") from None
     top = _Mapping(document, f"{path}")
     base = _base(top)
     gpus = top.list("gpus")
@@ -236,4 +240,5 @@ class _Mapping:
 
 
 def _kind(value: object) -> str:
-    return "nothing" if value is None else f"a {type(value).__name__}"
+    words = {dict: "a mapping", list: "a list", str: "a text", bool: "true or false", type(None): "nothing"}
+    return words.get(type(value), "a number or a date")

@@ -36,8 +36,8 @@ _CUDA_OF_BRANCH = {
     590: "13.1",
 }
 
-DRIVER_VERSION = re.compile(r"\d{3}(\.\d+){1,2}")
-CUDA_VERSION = re.compile(r"\d+\.\d")
+DRIVER_VERSION = re.compile(r"[0-9]{3}(\.[0-9]{1,9}){1,2}")
+CUDA_VERSION = re.compile(r"[0-9]{1,9}\.[0-9]")
 
 _NAMESPACE = uuid.uuid5(uuid.NAMESPACE_DNS, "sim.nvct")
 

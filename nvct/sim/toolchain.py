@@ -1,10 +1,12 @@
 """The C compiler, with a cache: what was compiled once from the same text by the same compiler is copied the next time.
 
-The cache lies under ${XDG_CACHE_HOME:-~/.cache}/nvct/sim and may be deleted at any time.
+The cache lies under ${XDG_CACHE_HOME:-~/.cache}/nvct/sim and may be deleted at any time. It lasts only as long as the
+process where that place is another user's.
 """
 
 from __future__ import annotations
 
+import atexit
 import hashlib
 import os
 import shutil
@@ -69,13 +71,21 @@ class Toolchain:
 
 
 def _cache_folder() -> Path:
-    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    folder = Path(base) / "nvct" / "sim"
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    if folder.stat().st_uid != os.geteuid():
-        # Root would otherwise install what another user has put there (sudo keeps HOME on some machines).
-        raise SimError(f"{folder} belongs to user {folder.stat().st_uid}, not to you: set XDG_CACHE_HOME elsewhere")
-    return folder
+    """The cache where this user has one, else a folder for this process alone.
+
+    With the HOME of another user (sudo keeps it on some machines, `su` always without `-`) there is none: what others
+    have put there must not be installed, and what root puts there they cannot remove.
+    """
+    try:
+        folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "nvct", "sim")
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if folder.stat().st_uid == os.geteuid() and os.access(folder, os.W_OK):
+            return folder
+    except (OSError, RuntimeError):  # RuntimeError: a user without a home
+        pass
+    private = Path(tempfile.mkdtemp(prefix="nvct-sim-"))
+    atexit.register(shutil.rmtree, private, ignore_errors=True)
+    return private
 
 
 def _is_ours(path: Path) -> bool:

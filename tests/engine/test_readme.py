@@ -6,6 +6,7 @@ import os
 import re
 import shlex
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -40,10 +41,10 @@ def test_the_readme_has_blocks() -> None:
 def test_the_readme_shows_what_is_printed(command: str, shown: str, place: str) -> None:
     """A line `...` in a block stands for any lines. Blocks build on one another, in the README's order."""
     words = shlex.split(command.replace(EXAMPLE, place))
-    if words[0] == "nvct":
-        words[0] = str(TREE / ".venv/bin/nvct")
+    if words[0] == "nvct":  # the one of this tree, whatever the environment has installed
+        words[:1] = [sys.executable, "-I", str(TREE / "nvct/__main__.py")]
     elif words == ["make", "demo"]:
-        words = [str(TREE / ".venv/bin/python"), str(TREE / "tools/demo.py")]
+        words = [sys.executable, str(TREE / "tools/demo.py")]
     done = subprocess.run(words, capture_output=True, text=True)
     printed = with_the_readmes_majors((done.stdout + done.stderr).replace(place, EXAMPLE), place)
     pattern = re.escape(in_columns(shown)).replace(re.escape("...\n"), "(?:.*\n)*?")

@@ -15,9 +15,10 @@ import pytest
 from click.testing import CliRunner, Result
 
 import nvct
-from nvct.cli.exits import EXITS, Failure
+from nvct.cli.exits import EXITS, exit_code, one_line
 from nvct.cli.main import cli
 from nvct.cli.output import count, gib
+from nvct.cli.plan import _VARIABLES
 from nvct.errors import ConfigError, DriverError, InjectionError, NvctError, RequestError, StaleInventory
 from nvct.model import (
     BINARY,
@@ -35,6 +36,7 @@ from nvct.model import (
 from nvct.node.cache import cache_path
 from nvct.node.current import Current
 from nvct.node.saved import inventory_to_json
+from nvct.request import request_from_env
 from nvct.settings import Settings
 
 TREE = Path(nvct.__file__).parent
@@ -125,7 +127,7 @@ def printed(result: Result) -> list[str]:
     return lines
 
 
-def one_line(result: Result) -> str:
+def line_of(result: Result) -> str:
     """The line of a run that failed."""
     assert result.stdout == ""
     (line,) = result.stderr.splitlines()
@@ -318,10 +320,25 @@ def test_plan_reads_a_bundle_and_env_comes_on_top(run: Run, bundle: Path) -> Non
 def test_plan_of_a_broken_bundle(run: Run, bundle: Path) -> None:
     (bundle / "config.json").write_text("{")
     result = run("plan", "--bundle", str(bundle))
-    assert result.exit_code == 1 and "config.json is no JSON" in one_line(result)
+    assert result.exit_code == 4 and "config.json is no JSON" in line_of(result)
+    (bundle / "config.json").write_text("[" * 100_000)
+    result = run("plan", "--bundle", str(bundle))
+    assert result.exit_code == 4 and "too deep" in line_of(result)
+    (bundle / "config.json").write_text('{"ociVersion": "1", "process": {"env": {}}, "root": {}}')
+    result = run("plan", "--bundle", str(bundle))
+    assert result.exit_code == 4 and str(bundle) in line_of(result)
     (bundle / "config.json").unlink()
     result = run("plan", "--bundle", str(bundle))
-    assert result.exit_code == 3 and one_line(result).endswith("config.json: No such file or directory")
+    assert result.exit_code == 4 and "config.json does not exist: expected" in line_of(result)
+    os.mkfifo(bundle / "config.json")
+    result = run("plan", "--bundle", str(bundle))
+    assert result.exit_code == 4 and "not a regular file" in line_of(result)
+
+
+def test_plan_of_a_bundle_whose_root_is_a_file(run: Run, bundle: Path) -> None:
+    (bundle / "r").touch()
+    result = run("plan", "--bundle", str(bundle))
+    assert result.exit_code == 4 and "root.path" in line_of(result)
 
 
 def test_plan_of_a_bundle_looks_at_its_root_file_system(run: Run, bundle: Path) -> None:
@@ -334,12 +351,12 @@ def test_plan_of_a_bundle_looks_at_its_root_file_system(run: Run, bundle: Path) 
     assert "/usr/lib64/libcuda.so.550.163.01" in over.stdout
 
 
-@pytest.mark.parametrize("root", ["x", {}, {"path": 1}, ["x"]])
+@pytest.mark.parametrize("root", ["x", {}, {"path": 1}, ["x"], {"path": "a\0b"}, {"path": ""}])
 def test_plan_of_a_bundle_without_a_root_path(run: Run, bundle: Path, root: object) -> None:
     spec = json.loads((bundle / "config.json").read_text())
     (bundle / "config.json").write_text(json.dumps({**spec, "root": root}))
     result = run("plan", "--bundle", str(bundle))
-    assert result.exit_code == 1 and "root" in one_line(result)
+    assert result.exit_code == 4 and "root" in line_of(result)
 
 
 # this machine: refresh, --root
@@ -366,6 +383,22 @@ def test_refresh_discovers_and_says_what_it_found(node: list[str]) -> None:
         "Driver 550.163.01, CUDA 12.4, 3 GPUs, 2 MIG devices, 6 driver files",
         "Missing: libnvidia-encode.so.1: no video encoding in containers",
     ]
+
+
+def test_refresh_json_says_the_same_to_programs(node: list[str]) -> None:
+    assert json.loads("\n".join(printed(bare("refresh", "--json")))) == {
+        "path": cache_path("/etc/nvct/config.yaml"),
+        "driver": {"version": "550.163.01", "cuda": "12.4"},
+        "gpus": 3,
+        "mig_devices": 2,
+        "files": 6,
+        "missing": ["libnvidia-encode.so.1: no video encoding in containers"],
+    }
+
+
+def test_refresh_of_an_ordinary_user_says_whom_it_serves(node: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("nvct.cli.node.cache_path", lambda _: "/run/user/1000/nvct/inventory.json")
+    assert printed(bare("refresh"))[-1].startswith("This is kept for you alone")
 
 
 def test_refresh_quiet_prints_nothing(node: list[str]) -> None:
@@ -395,7 +428,7 @@ def test_commands_take_what_is_fresh(node: list[str], command: tuple[str, ...]) 
 def test_refresh_that_cannot_store_fails(node: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("nvct.node.current.refresh", lambda _: Current(Settings(), INVENTORY, ("/run/nvct: full",)))
     result = bare("refresh", "--quiet")
-    assert result.exit_code == 3 and one_line(result) == "nvct: /run/nvct: full"
+    assert result.exit_code == 3 and line_of(result) == "nvct: /run/nvct: full"
 
 
 def test_refresh_says_that_it_takes_long(node: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -415,18 +448,31 @@ def test_root_discovers_there_and_leaves_what_is_kept_alone(
     assert node == []
 
 
+def test_root_takes_the_procfs_and_sysfs_of_a_driver_in_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    asked: list[Settings] = []
+    monkeypatch.setattr("nvct.cli.source.discover", lambda settings: asked.append(settings) or INVENTORY)
+    (tmp_path / "proc" / "driver" / "nvidia").mkdir(parents=True)
+    printed(bare("--config", settings(tmp_path), "--root", str(tmp_path), "list"))
+    (tmp_path / "sys" / "bus" / "pci").mkdir(parents=True)
+    printed(bare("--config", settings(tmp_path), "--root", str(tmp_path), "list"))
+    assert [(each.proc_root, each.sys_root) for each in asked] == [
+        (f"{tmp_path}/proc", "/sys"),
+        (f"{tmp_path}/proc", f"{tmp_path}/sys"),
+    ]
+
+
 # errors and exit codes
 
 
 def test_an_unknown_device_is_one_line_and_exit_code_1(run: Run) -> None:
     result = run("plan", "--env", "NVIDIA_VISIBLE_DEVICES=7")
-    assert result.exit_code == 1 and "7" in one_line(result)
+    assert result.exit_code == 1 and "7" in line_of(result)
 
 
 def test_wrong_settings_are_exit_code_4(run: Run, tmp_path: Path) -> None:
     (tmp_path / "wrong").mkdir()
     result = run("--config", settings(tmp_path / "wrong", "rot: /\n"), "plan", "--env", "NVIDIA_VISIBLE_DEVICES=1")
-    assert result.exit_code == 4 and "rot" in one_line(result)
+    assert result.exit_code == 4 and "rot" in line_of(result)
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"schema": 999}', "\x00"])
@@ -435,7 +481,22 @@ def test_a_file_that_is_no_inventory_is_exit_code_4(tmp_path: Path, text: str) -
     saved.write_text(text)
     result = bare("--inventory", str(saved), "list")
     assert result.exit_code == 4
-    one_line(result)
+    assert str(saved) in line_of(result)
+
+
+def test_an_inventory_of_the_wrong_shape_is_told_by_file_and_field(tmp_path: Path) -> None:
+    saved = tmp_path / "node.json"
+    saved.write_text(json.dumps({**inventory_to_json(INVENTORY), "majors": 5}))
+    result = bare("--inventory", str(saved), "list")
+    assert result.exit_code == 4
+    assert line_of(result) == f"nvct: {saved}: majors is 5, expected an object"
+
+
+@pytest.mark.parametrize("option", [("--inventory",), ("sim", "create", "node", "--from")])
+def test_a_pipe_is_no_file_to_wait_for(tmp_path: Path, option: tuple[str, ...]) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    result = bare(*option, str(tmp_path / "pipe"), *(() if "sim" in option else ("list",)))
+    assert result.exit_code == 2 and "is not a regular file" in line_of(result)
 
 
 @pytest.mark.parametrize(
@@ -449,11 +510,34 @@ def test_a_file_that_is_no_inventory_is_exit_code_4(tmp_path: Path, text: str) -
         ("plan", "--layout", "windows"),
         ("completion", "ksh"),
         ("--root", "/", "refresh"),
+        ("refresh", "--quiet", "--json"),
+        ("--config", "", "list"),
+        ("list", "--config", "x"),
     ],
 )
 def test_a_wrong_command_line_is_exit_code_2(arguments: tuple[str, ...]) -> None:
     result = bare(*arguments)
-    assert result.exit_code == 2 and "Usage: nvct" in result.stderr
+    assert result.exit_code == 2
+    line = line_of(result)
+    assert not line.endswith(".") and ("--help`" in line or "before the command" in line)
+
+
+def test_a_global_option_behind_the_command_is_told_its_place() -> None:
+    assert line_of(bare("sim", "profiles", "--inventory", "x")).endswith(
+        "--inventory is a global option and stands before the command: nvct --inventory FILE sim profiles"
+    )
+    assert "global" not in line_of(bare("list", "--no-such"))
+    assert "global" not in line_of(bare("--no-such", "list"))
+
+
+def test_clicks_questions_keep_their_mark() -> None:
+    assert line_of(bare("lst")) == "nvct: no such command 'lst', did you mean 'list'? See `nvct --help`"
+
+
+def test_a_command_that_is_missing_gets_help() -> None:
+    for group in ((), ("sim",)):
+        result = bare(*group)
+        assert result.exit_code in (0, 2) and "Commands:" in result.output and "nvct: " not in result.stderr
 
 
 @pytest.mark.parametrize(
@@ -465,16 +549,17 @@ def test_a_wrong_command_line_is_exit_code_2(arguments: tuple[str, ...]) -> None
         (DriverError("x"), 3),
         (StaleInventory("x"), 3),
         (PermissionError(13, "Permission denied", "/run/nvct"), 3),
+        (click.UsageError("x"), 2),
         (ConfigError("x"), 4),
     ],
 )
 def test_exit_codes_follow_the_table(error: Exception, code: int) -> None:
-    assert Failure(error).exit_code == code
+    assert exit_code(error) == code
 
 
 def test_a_message_of_several_lines_becomes_one() -> None:
-    assert Failure(DriverError("one\n  two")).message == "one two"
-    assert Failure(PermissionError(13, "Permission denied", "/run/nvct")).message == "/run/nvct: Permission denied"
+    assert one_line(DriverError("one\n  two")) == "one two"
+    assert one_line(PermissionError(13, "Permission denied", "/run/nvct")) == "/run/nvct: Permission denied"
 
 
 # help, version, completion
@@ -512,10 +597,86 @@ def test_completion_script_calls_nvct_back(shell: str) -> None:
     assert "_NVCT_COMPLETE=" + f"{shell}_complete" in bare("completion", shell).stdout
 
 
-def test_completion_completes_commands() -> None:
-    env = {"COMP_WORDS": "nvct l", "COMP_CWORD": "1"}
-    result = CliRunner().invoke(cli, [], prog_name="nvct", env={**env, "_NVCT_COMPLETE": "bash_complete"})
-    assert result.stdout.splitlines() == ["plain,list"]
+@pytest.mark.parametrize(
+    ("words", "completed"),
+    [
+        ("nvct l", ["plain,list"]),
+        ("nvct --config c", ["file,c"]),
+        ("nvct --inventory c", ["file,c"]),
+        ("nvct --root c", ["dir,c"]),
+        ("nvct plan --bundle c", ["dir,c"]),
+        ("nvct plan --env NVIDIA_V", ["plain,NVIDIA_VISIBLE_DEVICES="]),
+        ("nvct explain --env CUDA", ["plain,CUDA_VERSION="]),
+        ("nvct sim create gb", ["plain,gb200"]),
+        ("nvct sim create --from /etc/passwd gb", ["dir,gb"]),
+        ("nvct sim create t4 gb", ["dir,gb"]),
+        ("nvct config import --from c", ["file,c"]),
+        ("nvct config import --output c", ["file,c"]),
+    ],
+)
+def test_completion(words: str, completed: list[str]) -> None:
+    env = {"COMP_WORDS": words, "COMP_CWORD": str(len(words.split()) - 1), "_NVCT_COMPLETE": "bash_complete"}
+    assert CliRunner().invoke(cli, [], prog_name="nvct", env=env).stdout.splitlines() == completed
+
+
+def test_the_variables_that_are_completed_are_those_that_ask() -> None:
+    for name in _VARIABLES:
+        assert request_from_env({name: "1"}) != request_from_env({}), name
+
+
+def test_help_takes_a_wide_terminals_width() -> None:
+    command = [sys.executable, "-I", str(TREE / "__main__.py"), "--help"]
+    narrow, wide = (
+        subprocess.run(
+            command, env={"COLUMNS": columns}, capture_output=True, text=True, timeout=60
+        ).stdout.splitlines()
+        for columns in ("80", "300")
+    )
+    assert 0 < len(wide) < len(narrow)
+    assert max(map(len, wide)) <= 120
+
+
+# standard output
+
+
+@pytest.mark.parametrize("arguments", [("list",), ("info", "--json"), ("--help",), ("completion", "bash")])
+@pytest.mark.parametrize(("redirection", "said"), [(">/dev/full", "No space left on device"), (">&-", "is closed")])
+def test_output_that_cannot_be_written_is_an_error(
+    tmp_path: Path, arguments: tuple[str, ...], redirection: str, said: str
+) -> None:
+    saved = tmp_path / "node.json"
+    saved.write_text(json.dumps(inventory_to_json(INVENTORY)))
+    nvct_ = [sys.executable, "-I", str(TREE / "__main__.py"), "--inventory", str(saved), *arguments]
+    command = ["/bin/sh", "-c", f'exec "$@" {redirection}', "sh", *nvct_]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 3
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("nvct: standard output") and line.endswith(said)
+
+
+def test_a_reader_that_has_gone_is_no_error_to_tell(tmp_path: Path) -> None:
+    saved = tmp_path / "node.json"
+    saved.write_text(json.dumps(inventory_to_json(INVENTORY)))
+    command = [sys.executable, "-I", str(TREE / "__main__.py"), "--inventory", str(saved), "info", "--json"]
+    reader, writer = os.pipe()
+    os.close(reader)
+    with os.fdopen(writer) as closed_pipe:
+        done = subprocess.run(command, stdout=closed_pipe, stderr=subprocess.PIPE, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (1, "")
+
+
+def test_a_name_that_the_locale_cannot_write_is_told_in_one_line(tmp_path: Path) -> None:
+    config = settings(tmp_path, "root: /srv/n\u00f6de\n")
+    done = subprocess.run(
+        [sys.executable, str(TREE / "__main__.py"), "--config", config, "list"],
+        env={"PATH": os.environ["PATH"], "LC_ALL": "POSIX", "PYTHONUTF8": "0"},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 3
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("nvct: ") and "LC_ALL=C.UTF-8" in line
 
 
 @pytest.mark.parametrize("command", [["-m", "nvct"], ["-I", str(TREE / "__main__.py")]])

@@ -152,6 +152,17 @@ def test_no_driver_at_all(tree: NodeTree) -> None:
     assert f"{tree.proc}/driver/nvidia/version" in message
 
 
+@pytest.mark.parametrize("name", ["root", "proc"])
+def test_a_root_that_is_not_there_is_said_and_nothing_else(tree: NodeTree, name: str) -> None:
+    if name == "root":
+        shutil.rmtree(tree.proc / "driver")
+    shutil.rmtree(getattr(tree, name))
+    setting = "root" if name == "root" else "proc_root"
+    assert failure(tree).startswith(
+        f"{setting} is {getattr(tree, name)}, and there is no such folder: set {setting} to"
+    )
+
+
 def test_libraries_without_a_loaded_module(tree: NodeTree) -> None:
     shutil.rmtree(tree.proc / "driver")
     message = failure(tree)
