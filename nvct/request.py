@@ -16,6 +16,9 @@ if TYPE_CHECKING:
 DEVICES = "NVIDIA_VISIBLE_DEVICES"
 CAPABILITIES = "NVIDIA_DRIVER_CAPABILITIES"
 
+# Characters. Linux starts no program with a longer variable (execve(2), MAX_ARG_STRLEN): this one never could run.
+_LONGEST = 128 << 10
+
 
 def request_from_spec(spec: object, container: ContainerRoot) -> Request:
     """The request in an OCI runtime spec, config.json as `fastjson.loads` returns it.
@@ -46,6 +49,8 @@ def request_from_env(
     Raises RequestError for an entry that is not NAME=VALUE.
     """
     variables = _variables(env)
+    for name in (DEVICES, CAPABILITIES):
+        _check_length(name, variables.get(name, ""))
     return Request(
         devices=_devices(variables.get(DEVICES, "")),
         devices_source=f"env {DEVICES}" if DEVICES in variables else "",
@@ -67,6 +72,11 @@ def _variables(env: dict[str, str] | Iterable[object]) -> dict[str, str]:
         name, value = entry.split("=", 1)
         variables[name] = value
     return variables
+
+
+def _check_length(name: str, value: str) -> None:
+    if len(value) > _LONGEST:
+        raise RequestError(f"{name} has {len(value)} characters, expected at most {_LONGEST}; ask for less")
 
 
 def _tokens(value: str) -> tuple[str, ...]:

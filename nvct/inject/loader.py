@@ -48,7 +48,7 @@ def update_loader_cache(
         if path not in found:
             if len(found) > MOST_LOOKS:
                 raise ldcache.LoaderCacheError(
-                    f"loader cache: more than {MOST_LOOKS} files of drivers in it; rebuild it with ldconfig in the image"
+                    f"loader cache: more than {MOST_LOOKS} files of drivers; rebuild it with ldconfig in the image"
                 )
             found[path] = places.root.exists(path)
         return not found[path]

@@ -177,7 +177,7 @@ def _state(text: bytes) -> tuple[int, str, str]:
     state = _json(text, "the OCI state on standard input")
     pid = state.get("pid")
     bundle = state.get("bundle") or state.get("bundlePath")
-    if not isinstance(pid, int) or pid <= 0 or not isinstance(bundle, str) or not bundle.startswith("/"):
+    if type(pid) is not int or pid <= 0 or not isinstance(bundle, str) or not bundle.startswith("/"):
         raise RequestError(
             f"the OCI state on standard input has pid {pid!r} and bundle {bundle!r}; "
             "expected a process and an absolute path"

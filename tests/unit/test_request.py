@@ -175,3 +175,10 @@ def test_order_is_kept_and_reading_twice_is_reading_once(tokens: list[str]) -> N
 def test_void_anywhere_means_nothing(tokens: list[str], place: int) -> None:
     tokens.insert(place % (len(tokens) + 1), "void")
     assert request_from_env({"NVIDIA_VISIBLE_DEVICES": ",".join(tokens)}).devices is None
+
+
+@pytest.mark.parametrize("name", ["NVIDIA_VISIBLE_DEVICES", "NVIDIA_DRIVER_CAPABILITIES"])
+def test_a_variable_that_no_program_could_be_started_with(name: str) -> None:
+    assert request_from_env({name: "0" * 131072})
+    with pytest.raises(RequestError, match=f"{name} has 131073 characters, expected at most 131072"):
+        request_from_env({name: "0" * 131073})
