@@ -4,7 +4,7 @@ PYTHON := .venv/bin/python
 MAKEFLAGS += --no-print-directory
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-full lint bench clean
+.PHONY: help setup demo test test-full fuzz lint bench clean
 
 help: ## say what the targets are
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 20
@@ -20,6 +20,10 @@ test: setup ## the test suite, without the long sweeps
 
 test-full: setup ## the test suite with the long sweeps
 	@$(PYTHON) -m pytest tests --durations=25
+
+fuzz: setup ## atheris on every parser of foreign bytes, FUZZ_SECONDS (60) each; ARGS="loader_cache" for one
+	@$(PYTHON) -c 'import atheris' 2>/dev/null || $(PYTHON) -m pip install --quiet --disable-pip-version-check --editable '.[fuzz]'
+	@$(PYTHON) tests/fuzz/fuzz.py $(ARGS)
 
 lint: setup ## ruff (rules and format) and mypy --strict
 	@.venv/bin/ruff check .

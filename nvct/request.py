@@ -28,6 +28,9 @@ _EXTRAS = {"gds": "NVIDIA_GDS", "mofed": "NVIDIA_MOFED", "gdrcopy": "NVIDIA_GDRC
 _TRUE = ("1", "t", "T", "TRUE", "true", "True")
 _MOUNTS_SOURCE = f"the mounts below {MOUNT_LIST}"
 
+# Characters. Linux starts no program with a longer variable (execve(2), MAX_ARG_STRLEN): this one never could run.
+_LONGEST = 128 << 10
+
 
 def request_from_spec(spec: object, container: ContainerRoot) -> Request:
     """The request in an OCI runtime spec, config.json as `fastjson.loads` returns it.
@@ -56,7 +59,7 @@ def request_from_env(
     """The request in a container's environment, and in its `mounts` as they stand in an OCI spec.
 
     `env` is a mapping, or NAME=VALUE entries of which the last of a name counts; runtimes take entries without `=`,
-    too, and such an entry sets no variable. Raises RequestError for an entry that is no text.
+    too, and such an entry sets no variable. Raises RequestError for an entry that is no text and for a value that is too long.
     """
     variables = _variables(env)
     devices, channels = _listed(mounts)
@@ -119,8 +122,15 @@ def _ask(variables: dict[str, str], name: str) -> Ask | None:
 
 
 def _tokens_of(variables: dict[str, str], name: str) -> Ask:
-    parts = map(str.strip, variables[name].split(","))
+    parts = map(str.strip, _value(variables, name).split(","))
     return Ask(_source(name), tuple(part for part in parts if part))
+
+
+def _value(variables: dict[str, str], name: str) -> str:
+    value = variables[name]
+    if len(value) > _LONGEST:
+        raise RequestError(f"{_source(name)} has {len(value)} characters, expected at most {_LONGEST}; ask for less")
+    return value
 
 
 def _source(name: str) -> str:
@@ -131,7 +141,7 @@ def _source(name: str) -> str:
 def _requirements(variables: dict[str, str]) -> tuple[Ask, ...]:
     """By name, since the order of an environment means nothing, and messages should not depend on it."""
     names = [name for name in variables if name.startswith(_REQUIRE_PREFIX) and not name.startswith(_REQUIRE_JETPACK)]
-    return tuple(Ask(_source(name), (variables[name],)) for name in sorted(names))
+    return tuple(Ask(_source(name), (_value(variables, name),)) for name in sorted(names))
 
 
 def _listed(mounts: Iterable[object]) -> tuple[tuple[str, ...], tuple[str, ...]]:

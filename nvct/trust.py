@@ -51,8 +51,7 @@ def why_unsafe(path: str, status: os.stat_result) -> str:
 
     if stranger:
         return (
-            f"{path} belongs to uid {status.st_uid}, expected root or uid {os.geteuid()}; "
-            f"run: chown root {quote(path)}"
+            f"{path} belongs to uid {status.st_uid}, expected root or uid {os.geteuid()}; run: chown root {quote(path)}"
         )
     return (
         f"{path} has mode {status.st_mode & 0o7777:04o}, which lets others change it or what is in it; "

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 CGROUP_ROOT = "/sys/fs/cgroup"
 
+_OCTAL = frozenset("01234567")
+
 # Another writer (systemd reloading its units, the engine updating the container) may change the programs between our
 # reading and our replacing. That is over at once; a program that cannot be replaced at all fails every time.
 _ATTEMPTS = 10
@@ -271,9 +273,9 @@ def cgroup_mounts(mountinfo: str) -> list[CgroupMount]:
     for line in mountinfo.split("\n"):
         left, _, right = line.partition(" - ")
         kind, _, rest = right.partition(" ")
-        if kind not in ("cgroup", "cgroup2"):
-            continue
         fields = left.split(" ")
+        if kind not in ("cgroup", "cgroup2") or len(fields) < 5:
+            continue
         controllers = ("",) if kind == "cgroup2" else tuple(rest.split(" ")[-1].split(","))
         found.append(CgroupMount(_unescape(fields[3]), _unescape(fields[4]), controllers))
     return found
@@ -339,7 +341,14 @@ def _read(path: str) -> str:
 def _unescape(text: str) -> str:
     """Blanks and backslashes stand as three octal digits in mountinfo."""
     first, *rest = text.split("\\")
-    return first + "".join(chr(int(part[:3], 8)) + part[3:] for part in rest)
+    return first + "".join(map(_unescape_first, rest))
+
+
+def _unescape_first(text: str) -> str:
+    code = text[:3]
+    if len(code) == 3 and _OCTAL.issuperset(code):
+        return chr(int(code, 8)) + text[3:]
+    return "\\" + text  # no text of the kernel's
 
 
 def _failure(step: str, error: OSError, advice: str, rootless: bool) -> InjectionError:

@@ -171,10 +171,3 @@ def test_the_script_itself_takes_nothing_from_its_surroundings(tmp_path: Path) -
     done = subprocess.run([HOOK, "-version"], capture_output=True, text=True, cwd=evil, env=hostile_env(evil))
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.startswith("NVIDIA Container Runtime Hook version")
-
-
-def test_nothing_beside_the_package_stands_in_for_a_module_of_python(tmp_path: Path) -> None:
-    """The tree is searched last: a file json.py or fcntl.py in it is nobody's module."""
-    text = HOOK.read_text()
-    assert "sys.path.append(HOME)" in text
-    assert "sys.path.insert" not in text

@@ -278,6 +278,7 @@ def test_what_the_hook_never_does(dgx: SimNode, start: Start, tmp_path: Path, ke
             paths = re.findall(r'"([^"]*)"', line.partition(" = ")[0])
             # Of a link its text comes first, of a reading its text last.
             places = paths[1:] if line.startswith("symlinkat(") else paths[: 1 if line.startswith("readlinkat(") else 2]
+            # On old kernels what the host gives is opened in here, before anything of the container.
             host_sources = kernel == "5.1" and "O_PATH" in line and str(dgx.path) in line
             # What it may: its own tmpfs, and on old kernels what the host gives, before anything of the container.
             assert host_sources or all(

@@ -16,7 +16,7 @@ from nvct.errors import ConfigError
 from nvct.node import cache
 from nvct.trust import why_code_is_unsafe, why_environment_is_unsafe
 from tests.support.nodes import SimNode
-from tests.support.runc import HOOK, TREE, Start, StartFailed
+from tests.support.runc import HOOK, PYTHON, TREE, Start, StartFailed
 
 STRANGER = 12345
 NOBODY = 65534
@@ -103,6 +103,17 @@ def test_a_tree_below_tmp_is_for_ordinary_users_only() -> None:
 
 def test_this_tree_itself_is_safe_for_who_runs_the_tests() -> None:
     assert why_code_is_unsafe(str(TREE)) == ""
+
+
+@needs_root
+def test_nothing_beside_the_package_stands_in_for_a_module_of_python(tree: Path) -> None:
+    """The tree is searched last."""
+    (tree / "_ctypes.py").write_text("import posix; posix._exit(42)\n")
+    (tree / "fcntl.py").write_text("import posix; posix._exit(42)\n")
+    first = f"import sys; sys.path.insert(0, {str(tree)!r}); import _ctypes"
+    assert subprocess.run([PYTHON, "-I", "-S", "-c", first]).returncode == 42, "the trap does not work"
+    done = run_hook(tree)
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 @needs_root

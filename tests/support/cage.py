@@ -99,7 +99,7 @@ class Outcome(NamedTuple):
 
 
 def caged(act: Callable[[], Any], limit_s: int = 20) -> Any:
-    """What `act` returns, as JSON carries it, in a child with a private mount namespace. One that hangs is ended."""
+    """What `act` returns, as JSON carries it, in a child with a mount namespace; one that hangs is ended."""
     reader, writer = os.pipe()
     child = os.fork()
     if child == 0:

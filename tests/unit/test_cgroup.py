@@ -199,6 +199,18 @@ def test_any_mount_point_is_read_back(point):
     assert cgroup.cgroup_mounts(line) == [cgroup.CgroupMount("/", point, ("rw", "devices"))]
 
 
+@pytest.mark.parametrize("line", ["36 - cgroup cgroup rw", " - cgroup2 x", "- cgroup", "9 1 0:1 / - cgroup x y"])
+def test_what_is_no_line_of_mountinfo_is_passed_over(line):
+    """Found by the fuzzer."""
+    assert cgroup.cgroup_mounts(line) == []
+
+
+def test_a_backslash_that_begins_no_code_stays():
+    """Found by the fuzzer."""
+    (mount,) = cgroup.cgroup_mounts("9 1 0:1 \\9x /a\\1\\ rw - cgroup x rw,devices")
+    assert (mount.root, mount.point) == ("\\9x", "/a\\1\\")
+
+
 @pytest.mark.parametrize(
     ("controller", "path"),
     [("devices", "/docker/a:b\u2028c"), ("cpuacct", "/x"), ("", "/user.slice"), ("pids", None), ("name=systemd", "/s")],

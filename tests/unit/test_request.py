@@ -330,3 +330,10 @@ def test_the_rest_stands_as_it_was_written() -> None:
         },
     )
     assert asks_for_nothing(request)
+
+
+@pytest.mark.parametrize("name", ["NVIDIA_VISIBLE_DEVICES", "NVIDIA_DRIVER_CAPABILITIES", "NVIDIA_REQUIRE_CUDA"])
+def test_a_variable_that_no_program_could_be_started_with(name: str) -> None:
+    assert request_from_env({name: "0" * 131072})
+    with pytest.raises(RequestError, match=f"{name} has 131073 characters, expected at most 131072"):
+        request_from_env({name: "0" * 131073})
