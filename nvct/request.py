@@ -59,7 +59,8 @@ def request_from_env(
     """The request in a container's environment, and in its `mounts` as they stand in an OCI spec.
 
     `env` is a mapping, or NAME=VALUE entries of which the last of a name counts; runtimes take entries without `=`,
-    too, and such an entry sets no variable. Raises RequestError for an entry that is no text and for a value that is too long.
+    too, and such an entry sets no variable. Raises RequestError for an entry that is no text and for a value that no
+    program could be started with.
     """
     variables = _variables(env)
     devices, channels = _listed(mounts)
