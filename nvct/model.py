@@ -315,3 +315,42 @@ class Edits:
     env: dict[str, str] = {}
     stale: tuple[StaleName, ...] = ()
     warnings: tuple[str, ...] = ()
+
+
+@record
+class Case:
+    """Edits that a container gets when it has all of these device nodes (paths in the container).
+
+    `no_compat`: why the image's forward compatibility libraries are of no use with them, "" where they may be.
+    """
+
+    nodes: tuple[str, ...]
+    edits: Edits
+    no_compat: str = ""
+
+
+@record
+class Pending:
+    """What of a plan can only be decided when the container is known, for a spec that serves many.
+
+    `cases` say what comes with each device. `profile`: why the container gets an application profile for its GPUs, ""
+    where it gets none. `no_compat` as in Case, for all devices of the node; `driver_version` is what forward
+    compatibility libraries are compared with.
+    """
+
+    driver_version: str
+    cases: tuple[Case, ...] = ()
+    profile: str = ""
+    no_compat: str = ""
+
+
+@record
+class Remainder:
+    """What of Edits a spec cannot express, for nvct's hook to carry out.
+
+    `edits` has neither devices nor mounts. `architecture` is the driver's. Without `pending` the edits are complete.
+    """
+
+    edits: Edits
+    architecture: str
+    pending: Pending | None = None

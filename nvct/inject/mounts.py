@@ -11,11 +11,11 @@ from __future__ import annotations
 
 import errno
 import os
-from stat import S_ISCHR, S_ISDIR, S_ISLNK, S_ISSOCK
+from stat import S_ISCHR, S_ISDIR, S_ISLNK, S_ISREG, S_ISSOCK
 
 from nvct.errors import ContainerChanged, InjectionError
 from nvct.inject import syscalls
-from nvct.inject.propagation import check_stays_inside
+from nvct.inject.propagation import check_stays_inside, mount_id
 from nvct.inject.rootfs import check_ordinary
 
 TYPE_CHECKING = False
@@ -242,6 +242,28 @@ def attach(tree: HostTree, path: str, places: Places, ledger: Ledger) -> None:
         check_stays_inside(target.descriptor, path, places.root, places.shared)
         tree.attach(places.root, target, ledger)
     os.close(target.descriptor)
+
+
+def attach_again(mounted: str, path: str, places: Places, ledger: Ledger) -> bool:
+    """Mount at `path` too what the runtime has mounted at `mounted` for a spec; False when no file is mounted there."""
+    root = places.root
+    try:
+        source = root.open(mounted)
+    except FileNotFoundError:
+        return False
+    folder = places.folder(os.path.dirname(mounted))
+    if mount_id(source, root) == mount_id(folder, root) or not S_ISREG(os.fstat(source).st_mode):
+        os.close(source)
+        return False
+    target = places.place(path, is_folder=False)
+    if not same_file(os.fstat(source), os.fstat(target.descriptor)):
+        check_stays_inside(target.descriptor, path, root, places.shared)
+        copy = syscalls.copy_mount(source, mounted)
+        syscalls.move_mount(copy, target.descriptor, path)
+        ledger.add(f"unmount {path}", lambda: _unmount(root, copy, path))
+    os.close(target.descriptor)
+    os.close(source)
+    return True
 
 
 def same_file(one: os.stat_result, other: os.stat_result) -> bool:

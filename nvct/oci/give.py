@@ -10,14 +10,14 @@ import os
 import sys
 
 from nvct import settings as settings_module
-from nvct.errors import ConfigError, DriverError, RequestError, StaleInventory
+from nvct.errors import ConfigError, DriverError, StaleInventory
 from nvct.fastjson import loads
 from nvct.inject.carry import inject
 from nvct.inject.look import look_as_its_root
-from nvct.inject.rootfs import ConfinedRoot
 from nvct.node import cache
 from nvct.node.recheck import recheck
 from nvct.node.saved import inventory_from_json
+from nvct.oci.root import open_root
 from nvct.oci.state import read_all
 from nvct.plan import plan, resolve
 from nvct.record import replace
@@ -27,6 +27,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
+    from nvct.inject.rootfs import ConfinedRoot
     from nvct.model import Inventory, Request
     from nvct.oci.state import Container
     from nvct.settings import Settings
@@ -37,7 +38,7 @@ _MOST_INVENTORY = 64 << 20
 
 def give(container: Container, request: Request, config: str) -> tuple[str, ...]:
     """Plan and carry out. `config` is the settings file's path. Returns warnings, raises NvctError."""
-    root = _open_root(container)
+    root = open_root(container)
     request = replace(request, container=look_as_its_root(root, container.pid))
     kept = cache.load(config)
     may_be_fresh = True
@@ -51,25 +52,6 @@ def give(container: Container, request: Request, config: str) -> tuple[str, ...]
         return warnings + _carry_out(container, request, root, settings, inventory)
     except StaleInventory as error:
         raise DriverError(f"{error}; the node has changed since it was discovered a moment ago: try again") from None
-
-
-def _open_root(container: Container) -> ConfinedRoot:
-    pid, rootfs = container.pid, container.rootfs
-    try:
-        if os.stat(f"/proc/{pid}/ns/mnt").st_ino == os.stat("/proc/self/ns/mnt").st_ino:
-            raise RequestError(
-                f"process {pid} has no mount namespace of its own, so all mounts would be made on the host: "
-                "give the container one (`namespaces` in config.json)"
-            )
-        return ConfinedRoot.of_process(pid, rootfs)
-    except FileNotFoundError as error:
-        gone = not os.path.exists(f"/proc/{pid}")
-        what = f"process {pid} is gone" if gone else f"process {pid} sees no folder {error.filename!r}"
-        raise RequestError(f"{what}; expected the container's, which has not started its program yet") from None
-    except OSError as error:
-        raise RequestError(f"the container's root {rootfs!r} as process {pid} sees it: {error.strerror}") from None
-    except ValueError as error:  # a NUL, or half of a surrogate pair
-        raise RequestError(f"the container's root {rootfs!r} is no path: {error}") from None
 
 
 def _carry_out(

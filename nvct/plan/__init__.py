@@ -9,7 +9,7 @@ from __future__ import annotations
 from nvct.model import WSL, Edits, Inventory, Request
 from nvct.plan.accept import accept
 from nvct.plan.capabilities import capabilities_of
-from nvct.plan.compat import with_compat
+from nvct.plan.compat import compat_objection, with_compat
 from nvct.plan.devices import choose, resolve
 from nvct.plan.extras import extras
 from nvct.plan.files import driver_files
@@ -49,8 +49,9 @@ def plan(inventory: Inventory, request: Request, settings: Settings) -> Edits:
     extra = extras(inventory, accepted)
     picture = graphics(inventory, capabilities, choice, settings)
     files = driver_files(inventory, request.container, capabilities, extra.kinds, settings)
-    cache, no_compat = with_compat(files.loader_cache, request.container, inventory, choice, settings)
-    loader = loader_edits(inventory, request.container, cache)
+    objection = compat_objection(choice, settings)
+    cache, no_compat = with_compat(files.loader_cache, request.container, inventory.driver_version, objection)
+    loader = loader_edits(inventory.architecture, request.container, cache)
     parts = (accepted, choice, nodes, extra, picture, files, loader)
     warnings = tuple(warning for part in parts for warning in part.warnings)
     if request.privileged:

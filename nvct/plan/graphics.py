@@ -9,6 +9,10 @@ from nvct.plan.nodes import below
 from nvct.record import record
 from nvct.settings import Settings
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
 # The driver's libraries read every file in this folder ("Application Profiles" in the driver's README).
 _PROFILE = "/etc/nvidia/nvidia-application-profiles-rc.d/10-container.conf"
 _PROFILE_TEXT = (
@@ -16,6 +20,7 @@ _PROFILE_TEXT = (
     '"rules":[{{"pattern":[],"profile":"_container_"}}]}}\n'
 )
 _PROFILE_BITS = 64
+_GPU_NODE = "/dev/nvidia"
 _BY_PATH = "/dev/dri/by-path"
 
 
@@ -101,4 +106,18 @@ def _profile(choice: Choice, reason: str) -> tuple[tuple[FileEdit, ...], tuple[s
     if not mask:
         return (), tuple(warnings)
     why = f"capability {reason}: EGL offers the container's GPUs and no others"
-    return (FileEdit(_PROFILE, _PROFILE_TEXT.format(mask=mask), 0o444, why),), tuple(warnings)
+    return (_profile_file(mask, why),), tuple(warnings)
+
+
+def profile_of_nodes(nodes: Iterable[str], why: str) -> tuple[FileEdit, ...]:
+    """The profile for a container with these nodes of the driver; none for none of a GPU, or without a reason."""
+    mask = 0
+    for node in nodes:
+        minor = node.removeprefix(_GPU_NODE)
+        if minor.isdecimal() and int(minor) < _PROFILE_BITS:
+            mask |= 1 << int(minor)
+    return (_profile_file(mask, why),) if mask and why else ()
+
+
+def _profile_file(mask: int, why: str) -> FileEdit:
+    return FileEdit(_PROFILE, _PROFILE_TEXT.format(mask=mask), 0o444, why)

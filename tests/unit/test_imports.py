@@ -18,7 +18,7 @@ PACKAGE = Path(nvct.__file__).parent
 FLOORS = (
     ("__init__", "record", "errors", "fastjson", "userns", "trust"),
     ("model",),
-    ("settings", "ldcache"),
+    ("settings", "ldcache", "edits"),
     ("requirements", "request", "established"),
     ("plan",),
     ("explain",),
@@ -48,6 +48,7 @@ HOT = (
     "nvct.node.recheck",
     "nvct.node.current",
     "nvct.oci.hook",
+    "nvct.oci.finish",
 )
 SLOW = set(
     """click yaml pynvml pyroute2 psutil elftools dataclasses typing pathlib subprocess logging argparse re json ctypes
