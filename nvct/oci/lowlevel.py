@@ -48,17 +48,33 @@ def check(used: str, config: str, settings: Settings) -> None:
 
 
 def write_choice(config: str, settings: Settings) -> None:
-    """Tell the front which low-level runtime the settings name. Raises OSError when that is not possible."""
+    """Tell the front which low-level runtime the settings name; nothing where it finds that by itself.
+
+    Raises ConfigError when there is none, or the file cannot be written.
+    """
     path = choice_path(config)
-    wanted = "" if settings.runtimes == NAMES else find(settings.runtimes)
-    if not wanted:
-        if os.path.lexists(path):
-            os.unlink(path)
-        return
+    try:
+        if settings.runtimes == NAMES:
+            if os.path.lexists(path):
+                os.unlink(path)
+            return
+        _put(path, _found(settings.runtimes))
+    except OSError as error:
+        raise ConfigError(f"{path}: {error.strerror}; it tells nvct-runtime which runtime the settings name") from None
+
+
+def _found(runtimes: tuple[str, ...]) -> str:
+    path = find(runtimes)
+    if not path:
+        raise ConfigError(f"the settings (runtimes) name {', '.join(runtimes)}, none of which is on this machine")
+    return path
+
+
+def _put(path: str, text: str) -> None:
     beside = f"{path}.{os.getpid()}"
     descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
     try:
-        os.write(descriptor, f"{wanted}\n".encode())
+        os.write(descriptor, f"{text}\n".encode())
         os.rename(beside, path)
     except OSError:
         os.unlink(beside)
