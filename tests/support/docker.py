@@ -132,7 +132,7 @@ class Dockerd:
             self._process.kill()
             self._process.wait()
         # One that stopped with containers left behind has not unmounted its folder.
-        while f"{self.folder}/data" in (line.split()[4] for line in Path("/proc/self/mountinfo").open()):
+        while f" {self.folder}/data " in Path("/proc/self/mountinfo").read_text():
             subprocess.run(["umount", f"{self.folder}/data"], check=True)
         for folder in set(_cgroups()) - self._had_cgroups:
             with suppress(OSError):  # another dockerd has begun to use it
