@@ -13,7 +13,7 @@ import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from nvct.ldcache import parse
 from nvct.sim import bundle as bundles
@@ -197,10 +197,12 @@ def runc_container(
     rootfs: Path | None = None,
     hooks: Sequence[Hook] | None = None,
     programs: Path | None = None,
+    change: Callable[[dict[str, Any]], object] = lambda spec: None,
 ) -> Iterator[RuncContainer]:
     """A running container on the simulated node `node`, in a new bundle below `folder`, or with a root that exists.
 
-    `programs`: a folder of static programs that a new root gets in /usr/bin. Raises StartFailed.
+    `programs`: a folder of static programs that a new root gets in /usr/bin. `change` may change its config.json as an
+    engine does. Raises StartFailed.
     """
     bundle = folder / f"bundle-{time.monotonic_ns()}"
     bundle.mkdir()
@@ -209,8 +211,9 @@ def runc_container(
     else:
         make_root(bundle / "rootfs", family, loader_cache, programs)
     stages = {"prestart": hooks} if hooks is not None else hooks_of(node)
-    spec = bundles.config(["/usr/bin/sleep", "600"], env, stages, read_only)
-    spec["root"]["path"] = os.path.realpath(bundle / "rootfs")  # type: ignore[index]
+    spec: dict[str, Any] = bundles.config(["/usr/bin/sleep", "600"], env, stages, read_only)
+    spec["root"]["path"] = os.path.realpath(bundle / "rootfs")
+    change(spec)
     bundles.write_config(bundle, spec)
     container = RuncContainer(bundle, family, prefix)
     try:
