@@ -14,13 +14,16 @@ from nvct.errors import InjectionError, RequestError, StaleInventory
 from nvct.inject.look import look_as
 from nvct.inject.mounts import DEVICE_OPTIONS, check_source
 from nvct.inject.rootfs import ConfinedRoot
+from nvct.inject.unaided import why_not_unaided
 from nvct.model import MountEdit, Remainder
 from nvct.oci import lowlevel
 from nvct.oci.inventory import checked_plan, with_inventory
 from nvct.oci.spec import Change, Node, with_change, without_gpu_hooks
 from nvct.oci.state import root_path
+from nvct.plan import plan
+from nvct.plan.hookfree import without_hook
 from nvct.record import replace
-from nvct.settings import HOOK
+from nvct.settings import HOOK, NEEDED
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -65,10 +68,29 @@ def _write_plan(bundle: Bundle, request: Request, settings: Settings, inventory:
     if not edits.devices and not edits.mounts:
         bundle.forget_addition()
         return edits.warnings
+    if settings.runtime_hook == NEEDED and not _why_hook(edits, root, inventory.architecture):
+        edits = without_hook(plan(inventory, request, settings), inventory.architecture)
     change, warnings = _change(bundle, edits, inventory, settings, root)
     warnings += _link_by_number(edits.devices, settings.char_links)
     bundle.write(*with_change(without_gpu_hooks(bundle.spec), change))
     return edits.warnings + warnings
+
+
+def _why_hook(edits: Edits, root: ConfinedRoot, architecture: str) -> str:
+    """What the container would lack without a hook, "" for nothing that its programs look for by themselves."""
+    if edits.proc:
+        return "its view of /proc/driver/nvidia"
+    if edits.files:
+        return f"the file {edits.files[0].path}"
+    links = {link.path for link in edits.links}
+    targets = {mount.target for mount in edits.mounts}
+    for entry in edits.loader_cache:
+        if entry.path not in links and entry.path not in targets:
+            return f"the image's own {entry.name}, which its loader cache is to name first"
+    for link in edits.links:
+        if link.path.startswith("/dev/"):
+            return f"the link {link.path}"
+    return why_not_unaided(root, edits.loader_cache, architecture)
 
 
 def _open_root(bundle: Bundle) -> ConfinedRoot:
@@ -191,6 +213,9 @@ def _read_only_volumes(spec: dict[str, Any]) -> tuple[str, ...]:
 
 
 def _small_hook(edits: Edits, architecture: str) -> tuple[str, ...]:
+    """The small hook with what a spec cannot express as its argument; () when that is nothing."""
+    if not edits_json.edits_to_json(edits):
+        return ()
     text = fastjson.dumps(edits_json.to_json(Remainder(edits, architecture)))
     if len(text) > _LONGEST:
         raise InjectionError(

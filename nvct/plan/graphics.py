@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 # The driver's libraries read every file in this folder ("Application Profiles" in the driver's README).
-_PROFILE = "/etc/nvidia/nvidia-application-profiles-rc.d/10-container.conf"
+PROFILE = "/etc/nvidia/nvidia-application-profiles-rc.d/10-container.conf"
 _PROFILE_TEXT = (
     '{{"profiles":[{{"name":"_container_","settings":["EGLVisibleDGPUDevices",0x{mask:x}]}}],'
     '"rules":[{{"pattern":[],"profile":"_container_"}}]}}\n'
@@ -53,7 +53,7 @@ def graphics(inventory: Inventory, capabilities: tuple[str, ...], choice: Choice
         links += _by_path(chosen, why)
     files, too_high = _profile(choice, reason)
     if not settings.parts["application_profile"]:
-        left_out.append(LeftOut(_PROFILE, "the part application_profile is off in the settings"))
+        left_out.append(LeftOut(PROFILE, "the part application_profile is off in the settings"))
         files, too_high = (), ()
     return Graphics(tuple(devices), tuple(links), files, tuple(left_out), too_high)
 
@@ -120,4 +120,4 @@ def profile_of_nodes(nodes: Iterable[str], why: str) -> tuple[FileEdit, ...]:
 
 
 def _profile_file(mask: int, why: str) -> FileEdit:
-    return FileEdit(_PROFILE, _PROFILE_TEXT.format(mask=mask), 0o444, why)
+    return FileEdit(PROFILE, _PROFILE_TEXT.format(mask=mask), 0o444, why)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from nvct.model import ContainerRoot, Edits, ProcEdit, Remainder
+from nvct.model import ContainerRoot, Edits, LinkEdit, ProcEdit, Remainder
 from nvct.plan.compat import with_compat
+from nvct.plan.files import library_folders
 from nvct.plan.graphics import profile_of_nodes
 from nvct.plan.loader import loader_edits
 from nvct.record import replace
@@ -26,12 +27,26 @@ def complete(remainder: Remainder, container: ContainerRoot, nodes: Collection[s
     known = [node for case in cases for node in case.nodes]
     return replace(
         edits,
-        links=tuple({link.path: link for part in parts for link in part.links}.values()),
+        links=_links([link for part in parts for link in part.links], remainder.architecture, container),
         loader_cache=loader.cache,
         proc=_together([part.proc for part in parts if part.proc]),
         files=(*edits.files, *profile_of_nodes(known, pending.profile), *loader.files),
         warnings=loader.warnings,
     )
+
+
+def _links(links: list[LinkEdit], architecture: str, container: ContainerRoot) -> tuple[LinkEdit, ...]:
+    """Each link once. What is looked for in a subfolder of the library folder by its place, as drivers of GBM and VDPAU
+    are, needs a name there in the other family of images, too: the spec has the files where a Debian has them.
+    """
+    found = {link.path: link for link in links}
+    usual = library_folders(architecture, ContainerRoot())
+    for kind, own in library_folders(architecture, container).items():
+        for link in links:
+            folder, _, place = link.path.partition(f"{usual[kind]}/")
+            if own != usual[kind] and not folder and "/" in place:
+                found.setdefault(f"{own}/{place}", LinkEdit(f"{own}/{place}", link.path, link.why))
+    return tuple(found.values())
 
 
 def _together(procs: list[ProcEdit]) -> ProcEdit | None:

@@ -13,7 +13,7 @@ import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from nvct.ldcache import parse
 from nvct.sim import bundle as bundles
@@ -195,9 +195,9 @@ def nvct_hook(node: Path, log: Path | None = None, under: Sequence[str] = (), en
     return {"path": command[0], "args": command, "env": list(env)}
 
 
-def nvct_runtime(node: Path) -> list[str]:
-    """The command of nvct's runtime with the settings of a node."""
-    return [str(RUNTIME), "--nvct-config", f"{node}/config.yaml"]
+def nvct_runtime(node: Path, settings: Path | None = None) -> list[str]:
+    """The command of nvct's runtime with the settings of a node, or with others."""
+    return [str(RUNTIME), "--nvct-config", str(settings or f"{node}/config.yaml")]
 
 
 @contextmanager
@@ -212,12 +212,15 @@ def runc_container(
     rootfs: Path | None = None,
     hooks: Sequence[Hook] | None = None,
     programs: Path | None = None,
+    change: Callable[[dict[str, Any]], object] = lambda spec: None,
     carrier: str = BY_HOOK,
+    settings: Path | None = None,
 ) -> Iterator[RuncContainer]:
     """A running container on the simulated node `node`, in a new bundle below `folder`, or with a root that exists.
 
     `programs`: a folder of static programs that a new root gets in /usr/bin. `hooks` are those of the spec in place of
-    what the carrier needs. Raises StartFailed.
+    what the carrier needs. `change` may change its config.json as an engine does. `settings`: a file for the runtime in
+    place of the node's. Raises StartFailed.
     """
     bundle = folder / f"bundle-{time.monotonic_ns()}"
     bundle.mkdir()
@@ -227,10 +230,11 @@ def runc_container(
         make_root(bundle / "rootfs", family, loader_cache, programs)
     usual = hooks_of(node) if carrier == BY_HOOK else {"prestart": [kernel_hook(node)]}
     stages = {"prestart": hooks} if hooks is not None else usual
-    spec = bundles.config(["/usr/bin/sleep", "600"], env, stages, read_only)
-    spec["root"]["path"] = os.path.realpath(bundle / "rootfs")  # type: ignore[index]
+    spec: dict[str, Any] = bundles.config(["/usr/bin/sleep", "600"], env, stages, read_only)
+    spec["root"]["path"] = os.path.realpath(bundle / "rootfs")
+    change(spec)
     bundles.write_config(bundle, spec)
-    runtime = ["runc"] if carrier == BY_HOOK else nvct_runtime(node)
+    runtime = ["runc"] if carrier == BY_HOOK else nvct_runtime(node, settings)
     container = RuncContainer(bundle, family, prefix, runtime)
     try:
         yield container
