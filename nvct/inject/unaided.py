@@ -43,9 +43,10 @@ def why_not_unaided(root: ConfinedRoot, libraries: tuple[CacheEdit, ...], archit
 
 
 def _not_searched(root: ConfinedRoot, loader: str, folders: set[str]) -> str:
-    content = _content(root, loader, _MOST_LOADER)
+    # A string for each folder, with a slash after it, or several.
+    strings = {text.rstrip(b"/") for text in _content(root, loader, _MOST_LOADER).split(b"\0") if text[-1:] == b"/"}
     for folder in sorted(folders):
-        if f"\0{folder}/\0".encode() not in content:
+        if folder.encode() not in strings:
             return f"the image's {loader} does not search {folder} by itself"
     return ""
 

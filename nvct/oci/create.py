@@ -14,14 +14,11 @@ from nvct.errors import InjectionError, RequestError, StaleInventory
 from nvct.inject.look import look_as
 from nvct.inject.mounts import DEVICE_OPTIONS, check_source
 from nvct.inject.rootfs import ConfinedRoot
-from nvct.inject.unaided import why_not_unaided
 from nvct.model import MountEdit, Remainder
 from nvct.oci import lowlevel
 from nvct.oci.inventory import checked_plan, with_inventory
 from nvct.oci.spec import Change, Node, with_change, without_gpu_hooks
 from nvct.oci.state import root_path
-from nvct.plan import plan
-from nvct.plan.hookfree import without_hook
 from nvct.record import replace
 from nvct.settings import HOOK, NEEDED
 
@@ -69,6 +66,9 @@ def _write_plan(bundle: Bundle, request: Request, settings: Settings, inventory:
         bundle.forget_addition()
         return edits.warnings
     if settings.runtime_hook == NEEDED and not _why_hook(edits, root, inventory.architecture):
+        from nvct.plan import plan
+        from nvct.plan.hookfree import without_hook  # few nodes need it
+
         edits = without_hook(plan(inventory, request, settings), inventory.architecture)
     change, warnings = _change(bundle, edits, inventory, settings, root)
     warnings += _link_by_number(edits.devices, settings.char_links)
@@ -90,6 +90,8 @@ def _why_hook(edits: Edits, root: ConfinedRoot, architecture: str) -> str:
     for link in edits.links:
         if link.path.startswith("/dev/"):
             return f"the link {link.path}"
+    from nvct.inject.unaided import why_not_unaided
+
     return why_not_unaided(root, edits.loader_cache, architecture)
 
 
