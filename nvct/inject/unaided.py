@@ -43,12 +43,23 @@ def why_not_unaided(root: ConfinedRoot, libraries: tuple[CacheEdit, ...], archit
 
 
 def _not_searched(root: ConfinedRoot, loader: str, folders: set[str]) -> str:
-    # A string for each folder, with a slash after it, or several.
-    strings = {text.rstrip(b"/") for text in _content(root, loader, _MOST_LOADER).split(b"\0") if text[-1:] == b"/"}
+    content = _content(root, loader, _MOST_LOADER)
     for folder in sorted(folders):
-        if folder.encode() not in strings:
+        if not _has_string(content, folder.encode()):
             return f"the image's {loader} does not search {folder} by itself"
     return ""
+
+
+def _has_string(content: bytes, folder: bytes) -> bool:
+    """Whether the folder is a string of its own in there, with a slash after it, or several."""
+    start = b"\0" + folder + b"/"
+    at = content.find(start)
+    while at >= 0:
+        end = at + len(start)
+        if content[end : end + 64].lstrip(b"/")[:1] == b"\0":
+            return True
+        at = content.find(start, end)
+    return False
 
 
 def _other_file(root: ConfinedRoot, libraries: tuple[CacheEdit, ...], architecture: str) -> str:
