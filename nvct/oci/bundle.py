@@ -1,7 +1,7 @@
-"""An OCI bundle: its config.json as a value, and what an earlier `create` of ours added to it.
+"""An OCI bundle: its config.json as a value, and what an earlier `create` of ours changed in it.
 
-A bundle may be used again, and by then its MIG devices may be others. So what was added is kept beside config.json, in
-nvct-added.json, and taken out before the container's request is read once more.
+A bundle may be used again, when its MIG devices are others. So what was changed is kept beside config.json, in
+nvct-changes.json, and undone before the container's request is read once more.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-_ADDED = "nvct-added.json"
+_CHANGES = "nvct-changes.json"
 
 
 class Bundle:
-    """`spec` is config.json without what an earlier `create` added."""
+    """`spec` is config.json as it was before an earlier `create`."""
 
-    def __init__(self, folder: str, path: str, spec: dict[str, Any], had_addition: bool) -> None:
+    def __init__(self, folder: str, path: str, spec: dict[str, Any], had_changes: bool) -> None:
         self.folder = folder
         self.path = path
         self.spec = spec
-        self._had_addition = had_addition
+        self._had_changes = had_changes
 
     @classmethod
     def of(cls, folder: str, name: str) -> Bundle:
@@ -34,32 +34,39 @@ class Bundle:
         folder = os.path.abspath(folder)
         path = os.path.join(folder, name)
         spec = read_spec(path)
-        added = _read_addition(f"{folder}/{_ADDED}")
-        if not added:
+        kept = f"{folder}/{_CHANGES}"
+        if not os.path.lexists(kept):
             return cls(folder, path, spec, False)
-        from nvct.oci.spec import has_change, without
+        from nvct.oci.spec import has, without
 
+        changes = _read_changes(kept)
         # Engines write config.json anew for each start: then nothing of ours is in it.
-        return cls(folder, path, without(spec, added) if has_change(spec, added) else spec, True)
+        return cls(folder, path, without(spec, changes) if has(spec, changes) else spec, True)
 
-    def write(self, spec: dict[str, Any], added: dict[str, Any]) -> None:
-        """Put a spec in the place of config.json, and beside it what of it was added."""
-        # In this order: what is added twice is added once, but what nobody knows of stays for ever.
-        _replace(f"{self.folder}/{_ADDED}", fastjson.dumps(added), None)
+    def write(self, spec: dict[str, Any]) -> None:
+        """Put a spec in the place of config.json, and beside it what makes it of the one before."""
+        from nvct.oci.spec import difference
+
+        changes = {"changes": difference(self.spec, spec)}
+        # In this order: changes that are not there do no harm, but what nobody knows of stays for ever.
+        _replace(f"{self.folder}/{_CHANGES}", fastjson.dumps(changes), None)
         _replace(self.path, fastjson.dumps(spec), os.stat(self.path))
 
-    def forget_addition(self) -> None:
-        """Leave config.json without the earlier addition, for a container that asks for nothing any more."""
-        if self._had_addition:
+    def forget_changes(self) -> None:
+        """Leave config.json without the earlier changes, for a container that asks for nothing any more."""
+        if self._had_changes:
             _replace(self.path, fastjson.dumps(self.spec), os.stat(self.path))
-            os.unlink(f"{self.folder}/{_ADDED}")
+            os.unlink(f"{self.folder}/{_CHANGES}")
 
 
-def _read_addition(path: str) -> dict[str, Any] | None:
+def _read_changes(path: str) -> list[dict[str, Any]]:
     try:
-        return read_spec(path) if os.path.lexists(path) else None
-    except RequestError as error:
-        raise RequestError(f"{error}; remove {path}, and write config.json of the bundle anew") from None
+        value: Any = read_spec(path)
+        return [{name: list(row[name]) for name in ("path", "came", "went")} for row in value["changes"]]
+    except (RequestError, LookupError, TypeError) as error:
+        raise RequestError(
+            f"{path} is not what nvct writes ({error}); remove it, and write the bundle's config.json anew"
+        ) from None
 
 
 def _replace(path: str, text: str, like: os.stat_result | None) -> None:

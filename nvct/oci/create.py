@@ -47,7 +47,7 @@ def edit_bundle(bundle: Bundle, request: Request, config: str, low_level: str) -
     def edit(settings: Settings, inventory: Inventory) -> tuple[str, ...]:
         lowlevel.check(low_level, config, settings)
         if settings.runtime_mode == HOOK:
-            bundle.write(*with_change(without_gpu_hooks(bundle.spec), Change(hook=_whole_hook(config))))
+            bundle.write(with_change(without_gpu_hooks(bundle.spec), Change(hook=_whole_hook(config))))
             return ()
         return _write_plan(bundle, request, settings, inventory)
 
@@ -63,7 +63,7 @@ def _write_plan(bundle: Bundle, request: Request, settings: Settings, inventory:
     look = look_as(root, *_owner(bundle.spec))
     edits = checked_plan(inventory, replace(request, container=look), settings)
     if not edits.devices and not edits.mounts:
-        bundle.forget_addition()
+        bundle.forget_changes()
         return edits.warnings
     if settings.runtime_hook == NEEDED and not _why_hook(edits, root, inventory.architecture):
         from nvct.plan import plan
@@ -72,7 +72,7 @@ def _write_plan(bundle: Bundle, request: Request, settings: Settings, inventory:
         edits = without_hook(plan(inventory, request, settings), inventory.architecture)
     change, warnings = _change(bundle, edits, inventory, settings, root)
     warnings += _link_by_number(edits.devices, settings.char_links)
-    bundle.write(*with_change(without_gpu_hooks(bundle.spec), change))
+    bundle.write(with_change(without_gpu_hooks(bundle.spec), change))
     return edits.warnings + warnings
 
 

@@ -93,7 +93,7 @@ def _edit(call: Call, config: str, low_level: str, log: Log) -> tuple[str, ...]:
     bundle = Bundle.of(call.bundle, call.config)
     request = request_from_spec(bundle.spec, ContainerRoot(), with_annotations=True)
     if asks_for_nothing(request):
-        bundle.forget_addition()
+        bundle.forget_changes()
         return ()
     # Only now: most containers ask for nothing, and the rest of the code takes longer to import than to run.
     from nvct.oci.create import edit_bundle

@@ -28,6 +28,15 @@ HOOK_STAGE = "createRuntime"
 # By these names engines call a program that gives a container GPUs: the established one's, or nvct's own.
 _GPU_HOOKS = ("nvidia-container-runtime-hook", "nvidia-container-toolkit")
 
+# The lists of a spec that changes are about, besides the stages of hooks.
+_LISTS = (
+    ("process", "env"),
+    ("process", "user", "additionalGids"),
+    ("mounts",),
+    ("linux", "devices"),
+    ("linux", "resources", "devices"),
+)
+
 # What a container's programs do with a device; making nodes (m) is no part of it.
 _ACCESS = "rw"
 
@@ -57,55 +66,54 @@ class Change:
     hook: tuple[str, ...] = ()
 
 
-def with_change(spec: Spec, change: Change) -> tuple[Spec, Spec]:
-    """The spec with the change in it, and what `without` needs to take that out again (plain values, for JSON).
+def with_change(spec: Spec, change: Change) -> Spec:
+    """The spec with the change in it; what is there already is not added again.
 
-    What is there already is not added again. Raises RequestError where the spec has another device in a node's place,
-    or another shape than the OCI runtime specification gives it.
+    Raises RequestError where the spec has another device in a node's place, or another shape than the OCI runtime
+    specification gives it.
     """
     new = dict(spec)
     linux = new["linux"] = _object(spec, "linux")
     resources = linux["resources"] = _object(linux, "resources")
     process = new["process"] = _object(spec, "process")
-    added = {
-        "devices": _add(linux, "devices", [_device(node) for node in _absent(linux, change.nodes)]),
-        "rules": _add(resources, "devices", [_rule(device) for device in change.rules]),
-        "mounts": _add(new, "mounts", [_mount(mount) for mount in change.mounts]),
-        "env": _set_env(process, change.env),
-        "hooks": [],
-    }
+    _add(linux, "devices", [_device(node) for node in _absent(linux, change.nodes)])
+    _add(resources, "devices", [_rule(device) for device in change.rules])
+    _add(new, "mounts", [_mount(mount) for mount in change.mounts])
+    set_env(process, change.env)
     if change.hook:
         hooks = new["hooks"] = _object(spec, "hooks")
         path, *arguments = change.hook
-        entry = {"path": path, "args": arguments, "env": list(HOOK_ENV)}
-        added["hooks"] = _add(hooks, HOOK_STAGE, [entry])
-    return new, added
+        _add(hooks, HOOK_STAGE, [{"path": path, "args": arguments, "env": list(HOOK_ENV)}])
+    return new
 
 
-def has_change(spec: Spec, added: Spec) -> bool:
-    """Whether the spec is one that `with_change` has given, and not one that an engine has written anew since."""
-    env = _list(_object(spec, "process"), "env")
-    return all(change["now"] in env for change in added["env"])
+def difference(old: Spec, new: Spec) -> list[Spec]:
+    """What of the lists that changes are about makes `new` of `old`: for each, where it stands, what came and went."""
+    stages = dict.fromkeys((*_object(old, "hooks"), *_object(new, "hooks")))
+    found = []
+    for path in (*_LISTS, *(("hooks", stage) for stage in stages)):
+        before, after = _at(old, path), _at(new, path)
+        came = [entry for entry in after if entry not in before]
+        went = [entry for entry in before if entry not in after]
+        if came or went:
+            found.append({"path": list(path), "came": came, "went": went})
+    return found
 
 
-def without(spec: Spec, added: Spec) -> Spec:
-    """The spec as it was before a change; `added` is what `with_change` gave."""
+def has(spec: Spec, changes: list[Spec]) -> bool:
+    """Whether the spec is one with these differences in it, and not one that an engine has written anew since."""
+    return all(entry in _at(spec, change["path"]) for change in changes for entry in change["came"])
+
+
+def without(spec: Spec, changes: list[Spec]) -> Spec:
+    """The spec as it was before; what went comes back, after what has stayed."""
     new = dict(spec)
-    linux = new["linux"] = _object(spec, "linux")
-    resources = linux["resources"] = _object(linux, "resources")
-    hooks = new["hooks"] = _object(spec, "hooks")
-    process = new["process"] = _object(spec, "process")
-    for place, name, kind in (
-        (linux, "devices", "devices"),
-        (resources, "devices", "rules"),
-        (new, "mounts", "mounts"),
-        (hooks, HOOK_STAGE, "hooks"),
-    ):
-        place[name] = [entry for entry in _list(place, name) if entry not in added[kind]]
-    env = _list(process, "env")
-    for change in added["env"]:
-        env = [entry for entry in env if entry != change["now"]] + change["before"]
-    process["env"] = env
+    for change in changes:
+        place = new
+        *parents, name = change["path"]
+        for parent in parents:
+            place[parent] = place = _object(place, parent)
+        place[name] = [entry for entry in _list(place, name) if entry not in change["came"]] + change["went"]
     return new
 
 
@@ -166,13 +174,12 @@ def _mount(mount: MountEdit) -> Spec:
     }
 
 
-def _add(place: Spec, name: str, entries: list[Spec]) -> list[Spec]:
+def _add(place: Spec, name: str, entries: list[Spec]) -> None:
     """Append the entries that are not there to a list of the spec. Ours come last, where they outweigh the others."""
     old = _list(place, name)
     new = [entry for entry in entries if not any(_is_same(entry, other) for other in old)]
     if new:
         place[name] = old + new
-    return new
 
 
 def _is_same(entry: Spec, other: object) -> bool:
@@ -184,17 +191,17 @@ def _is_same(entry: Spec, other: object) -> bool:
     return entry == other
 
 
-def _set_env(process: Spec, env: dict[str, str]) -> list[Spec]:
-    """Give variables their values; of each, the entry that is there now, and those that were."""
-    changes = []
+def set_env(process: Spec, env: dict[str, str]) -> None:
+    """Give variables of a spec's `process` their values, each once."""
     for name, value in env.items():
-        entry = f"{name}={value}"
-        old = _list(process, "env")
-        before = [other for other in old if isinstance(other, str) and other.startswith(f"{name}=")]
-        if before != [entry]:
-            process["env"] = [*(other for other in old if other not in before), entry]
-            changes.append({"now": entry, "before": before})
-    return changes
+        kept = [entry for entry in _list(process, "env") if str(entry).partition("=")[0] != name]
+        process["env"] = [*kept, f"{name}={value}"]
+
+
+def _at(spec: Spec, path: Sequence[str]) -> list[Any]:
+    for parent in path[:-1]:
+        spec = _object(spec, parent)
+    return _list(spec, path[-1])
 
 
 def _object(parent: Spec, name: str) -> Spec:

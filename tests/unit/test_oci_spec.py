@@ -11,7 +11,7 @@ import pytest
 from nvct import fastjson
 from nvct.errors import RequestError
 from nvct.model import DeviceEdit, MountEdit
-from nvct.oci.spec import HOOK_ENV, Change, Node, has_change, with_change, without, without_gpu_hooks
+from nvct.oci.spec import HOOK_ENV, Change, Node, difference, has, with_change, without, without_gpu_hooks
 from nvct.sim.bundle import config
 
 GPU = DeviceEdit("/dev/nvidia1", "/driver/dev/nvidia1", 195, 1, "why")
@@ -40,7 +40,7 @@ def spec() -> dict[str, Any]:
 def test_everything_of_the_change_is_there_and_everything_else_stays() -> None:
     old = spec()
     before = copy.deepcopy(old)
-    new, _ = with_change(old, CHANGE)
+    new = with_change(old, CHANGE)
     assert old == before
     assert new["linux"]["devices"] == [
         *before["linux"]["devices"],
@@ -75,32 +75,36 @@ def test_everything_of_the_change_is_there_and_everything_else_stays() -> None:
 
 
 def test_it_is_taken_out_again_also_through_text() -> None:
-    new, added = with_change(spec(), CHANGE)
-    text = fastjson.loads(fastjson.dumps(new)), fastjson.loads(fastjson.dumps(added))
-    assert text == (new, added)
-    assert has_change(new, added)
-    found = without(new, added)
+    new = with_change(spec(), CHANGE)
+    changes = difference(spec(), new)
+    text = fastjson.loads(fastjson.dumps(new)), fastjson.loads(fastjson.dumps(changes))
+    assert text == (new, changes)
+    assert has(new, changes)
+    found = without(new, changes)
     assert found["hooks"].pop("createRuntime") == []
     assert found == spec()
 
 
 def test_a_spec_that_an_engine_has_written_anew_has_no_change_in_it() -> None:
-    _, added = with_change(spec(), CHANGE)
-    assert not has_change(spec(), added)
+    changes = difference(spec(), with_change(spec(), CHANGE))
+    assert not has(spec(), changes)
+    partly = with_change(spec(), CHANGE)
+    partly["mounts"].pop()
+    assert not has(partly, changes)
 
 
 def test_twice_is_once() -> None:
-    once, _ = with_change(spec(), CHANGE)
-    again, added = with_change(once, CHANGE)
-    assert again == once
-    assert added == {"devices": [], "rules": [], "mounts": [], "env": [], "hooks": []}
+    once = with_change(spec(), CHANGE)
+    assert with_change(once, CHANGE) == once
+    assert difference(once, once) == []
 
 
 def test_a_spec_that_has_next_to_nothing() -> None:
-    new, added = with_change({"ociVersion": "1.0.2"}, CHANGE)
+    old = {"ociVersion": "1.0.2"}
+    new = with_change(old, CHANGE)
     assert [entry["path"] for entry in new["linux"]["devices"]] == ["/dev/nvidiactl", "/dev/nvidia1"]
     assert new["process"]["env"] == ["NVIDIA_VISIBLE_DEVICES=void"]
-    assert without(new, added)["mounts"] == []
+    assert without(new, difference(old, new))["mounts"] == []
 
 
 def test_what_an_engine_has_put_there_already_is_not_added_again() -> None:
@@ -109,11 +113,17 @@ def test_what_an_engine_has_put_there_already_is_not_added_again() -> None:
     mount = {"destination": SMI.target, "source": SMI.source, "type": "none", "options": ["rbind", "ro"]}
     old["linux"]["devices"].append(theirs)
     old["mounts"].append(mount)
-    new, added = with_change(old, CHANGE)
+    new = with_change(old, CHANGE)
     assert [entry for entry in new["linux"]["devices"] if entry["path"] == "/dev/nvidia1"] == [theirs]
     assert new["mounts"] == old["mounts"]
-    assert [entry["path"] for entry in added["devices"]] == ["/dev/nvidiactl"]
-    assert without(new, added)["linux"]["devices"] == old["linux"]["devices"]
+    assert without(new, difference(old, new))["linux"]["devices"] == old["linux"]["devices"]
+
+
+def test_a_hook_that_went_comes_back() -> None:
+    old = spec()
+    old["hooks"]["prestart"] = [{"path": "/usr/bin/nvidia-container-runtime-hook"}]
+    new = with_change(without_gpu_hooks(old), CHANGE)
+    assert without(new, difference(old, new))["hooks"] == {**old["hooks"], "createRuntime": []}
 
 
 @pytest.mark.parametrize("entry", [{"type": "c", "major": 1, "minor": 3}, {"type": "b", "major": 195, "minor": 1}])
@@ -127,9 +137,9 @@ def test_another_device_in_its_place_is_refused(entry: dict[str, Any]) -> None:
 def test_a_variable_is_set_once_and_its_old_entries_come_back() -> None:
     old = spec()
     old["process"]["env"] += ["A=1", "NVIDIA_VISIBLE_DEVICES=all"]
-    new, added = with_change(old, CHANGE)
+    new = with_change(old, CHANGE)
     assert new["process"]["env"] == ["PATH=/usr/bin", "A=1", "NVIDIA_VISIBLE_DEVICES=void"]
-    assert without(new, added)["process"]["env"] == [
+    assert without(new, difference(old, new))["process"]["env"] == [
         "PATH=/usr/bin",
         "A=1",
         "NVIDIA_VISIBLE_DEVICES=2",
@@ -178,5 +188,5 @@ def test_other_hooks_stay(path: object) -> None:
 
 
 def test_the_text_is_what_json_reads() -> None:
-    new, _ = with_change(spec(), CHANGE)
+    new = with_change(spec(), CHANGE)
     assert json.loads(fastjson.dumps(new)) == new

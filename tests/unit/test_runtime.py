@@ -90,7 +90,7 @@ def bundle_in(folder: Path, value: str) -> dict[str, Any]:
 
 def add(folder: Path) -> None:
     bundle = Bundle.of(str(folder), "config.json")
-    bundle.write(*with_change(bundle.spec, Change(env={"NVIDIA_VISIBLE_DEVICES": "void"})))
+    bundle.write(with_change(bundle.spec, Change(env={"NVIDIA_VISIBLE_DEVICES": "void"})))
 
 
 def test_a_bundle_that_is_used_again_is_as_before_the_first_time(tmp_path: Path) -> None:
@@ -107,10 +107,10 @@ def test_a_spec_that_was_written_anew_counts_as_it_is(tmp_path: Path) -> None:
     assert Bundle.of(str(tmp_path), "config.json").spec == spec
 
 
-def test_an_addition_is_forgotten_with_the_request(tmp_path: Path) -> None:
+def test_changes_are_forgotten_with_the_request(tmp_path: Path) -> None:
     spec = bundle_in(tmp_path, "0:1")
     add(tmp_path)
-    Bundle.of(str(tmp_path), "config.json").forget_addition()
+    Bundle.of(str(tmp_path), "config.json").forget_changes()
     assert json.loads((tmp_path / "config.json").read_text())["process"] == spec["process"]
     assert sorted(os.listdir(tmp_path)) == ["config.json"]
 
@@ -126,14 +126,15 @@ def test_the_file_is_replaced_in_one_step_and_keeps_its_mode(tmp_path: Path) -> 
     after = path.stat()
     assert (after.st_mode, after.st_uid, after.st_gid) == (before.st_mode, before.st_uid, before.st_gid)
     assert after.st_ino != before.st_ino
-    assert sorted(os.listdir(tmp_path)) == ["config.json", "nvct-added.json"]
+    assert sorted(os.listdir(tmp_path)) == ["config.json", "nvct-changes.json"]
 
 
-def test_a_damaged_addition_is_an_error_that_names_it(tmp_path: Path) -> None:
+def test_damaged_changes_are_an_error_that_names_it(tmp_path: Path) -> None:
     bundle_in(tmp_path, "0")
-    (tmp_path / "nvct-added.json").write_text("{")
-    with pytest.raises(RequestError, match="nvct-added.json is not JSON.*; remove "):
-        Bundle.of(str(tmp_path), "config.json")
+    for text in ("{", "{}", '{"changes": [{}]}', '{"changes": 1}'):
+        (tmp_path / "nvct-changes.json").write_text(text)
+        with pytest.raises(RequestError, match=r"nvct-changes.json is not what nvct writes .*; remove it"):
+            Bundle.of(str(tmp_path), "config.json")
 
 
 def test_a_file_that_cannot_be_written_is_an_error_that_names_it(
@@ -146,7 +147,7 @@ def test_a_file_that_cannot_be_written_is_an_error_that_names_it(
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, "write", full)
-    with pytest.raises(InjectionError, match="nvct-added.json: No space left on device"):
+    with pytest.raises(InjectionError, match="nvct-changes.json: No space left on device"):
         add(tmp_path)
     monkeypatch.undo()
     assert (tmp_path / "config.json").read_text() == text
