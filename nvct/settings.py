@@ -86,7 +86,8 @@ class Settings:
     `runtimes`: the low-level runtimes that nvct's may call, by name or path, the first that there is.
     `runtime_mode`: AUTO, HOOK, SPEC or CDI. `runtime_hook`: ALWAYS or NEEDED. `char_links`: the folder where the
     runtime makes links by number to device nodes, since systemd looks for them there; "" for none.
-    `cdi_annotation_prefixes`: of the annotations in which the runtime looks for CDI names.
+    `cdi_annotation_prefixes`: of the annotations in which the runtime looks for CDI names; `cdi_spec_dirs`: the folders
+    of the specs that say what those mean, the last one counts most; `cdi_default_kind`: of names without a kind.
     `load_kernel_modules`: whether modules of the driver that are not loaded are loaded when the node is discovered;
     `modprobe`: the program that does it, "" for the host's own. `device_nodes`: CREATE, REPLACE or PRINT.
     """
@@ -116,6 +117,8 @@ class Settings:
     runtime_hook: str = ALWAYS
     char_links: str = "/dev/char"
     cdi_annotation_prefixes: tuple[str, ...] = ("cdi.k8s.io/",)
+    cdi_spec_dirs: tuple[str, ...] = ("/etc/cdi", "/var/run/cdi")
+    cdi_default_kind: str = "nvidia.com/gpu"
 
 
 _FIELDS = tuple(as_dict(Settings()))
@@ -374,6 +377,13 @@ def _annotation_prefixes(value: object) -> tuple[str, ...]:
     return tuple(dict.fromkeys(value))
 
 
+def _cdi_kind(value: object) -> str:
+    parts = value.split("/") if isinstance(value, str) else []
+    if len(parts) != 2 or not all(part and part.isascii() and part.isprintable() for part in parts) or "=" in parts[1]:
+        raise ValueError("a vendor and a class of CDI devices, as nvidia.com/gpu")
+    return "/".join(parts)
+
+
 def _switch(value: object) -> bool:
     if not isinstance(value, bool):
         raise ValueError("true or false")
@@ -406,4 +416,6 @@ _CHECKS: dict[object, Callable[[object], object]] = {
     "runtime_hook": _runtime_hook,
     "char_links": _path_or_none,
     "cdi_annotation_prefixes": _annotation_prefixes,
+    "cdi_spec_dirs": _folders,
+    "cdi_default_kind": _cdi_kind,
 }

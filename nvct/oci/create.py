@@ -10,15 +10,17 @@ from stat import S_IMODE, S_ISCHR
 
 from nvct import edits as edits_json
 from nvct import fastjson, userns
-from nvct.errors import InjectionError, RequestError, StaleInventory
+from nvct.errors import DriverError, InjectionError, RequestError, StaleInventory
 from nvct.inject.look import look_as
 from nvct.inject.mounts import DEVICE_OPTIONS, check_source
 from nvct.inject.rootfs import ConfinedRoot
 from nvct.model import MountEdit, Remainder
 from nvct.oci import lowlevel
-from nvct.oci.inventory import checked_plan, with_inventory
+from nvct.oci.inventory import ask_program, checked_plan, settings_alone, with_inventory
 from nvct.oci.spec import Change, Node, with_change, without_gpu_hooks
 from nvct.oci.state import root_path
+from nvct.plan.names import names_foreign, share_out
+from nvct.plan.requirements import check_driver
 from nvct.record import replace
 from nvct.settings import HOOK, NEEDED
 
@@ -28,6 +30,8 @@ if TYPE_CHECKING:
 
     from nvct.model import DeviceEdit, Edits, Inventory, Request
     from nvct.oci.bundle import Bundle
+    from nvct.oci.spec import Spec
+    from nvct.plan.names import Shares
     from nvct.settings import Settings
 
 _HOOKS = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))) + "/hooks"
@@ -43,13 +47,25 @@ def edit_bundle(bundle: Bundle, request: Request, config: str, low_level: str) -
 
     `config` is the settings file's path, `low_level` the path of the runtime that the front calls.
     """
+    if names_foreign(request):
+        settings = settings_alone(config)
+        lowlevel.check(low_level, config, settings)
+        shares = share_out(request, settings)
+        if not shares.request:
+            bundle.write(_with_cdi(without_gpu_hooks(bundle.spec), shares, settings))
+            return shares.warnings
 
     def edit(settings: Settings, inventory: Inventory) -> tuple[str, ...]:
         lowlevel.check(low_level, config, settings)
         if settings.runtime_mode == HOOK:
             bundle.write(with_change(without_gpu_hooks(bundle.spec), Change(hook=_whole_hook(config))))
             return ()
-        return _write_plan(bundle, request, settings, inventory)
+        spec, warnings = _edited(bundle, request, settings, inventory)
+        if spec is bundle.spec:
+            bundle.forget_changes()
+        else:
+            bundle.write(spec)
+        return warnings
 
     return with_inventory(config, edit)
 
@@ -58,13 +74,33 @@ def _whole_hook(config: str) -> tuple[str, ...]:
     return (f"{_HOOKS}/{_WHOLE_HOOK}", _WHOLE_HOOK, "-config", os.path.abspath(config), "createRuntime")
 
 
-def _write_plan(bundle: Bundle, request: Request, settings: Settings, inventory: Inventory) -> tuple[str, ...]:
+def _edited(bundle: Bundle, request: Request, settings: Settings, inventory: Inventory) -> tuple[Spec, tuple[str, ...]]:
+    """The spec with what is asked for in it, the bundle's own where that comes to nothing; and warnings."""
+    shares = share_out(request, settings)
+    if not shares.request:
+        check_driver(inventory, request, settings)  # which of its GPUs those are, is for the specs to say
+        return _with_cdi(without_gpu_hooks(bundle.spec), shares, settings), shares.warnings
+    spec, warnings = _with_plan(bundle, shares.request, settings, inventory)
+    return (_with_cdi(spec, shares, settings) if shares.names else spec), warnings
+
+
+def _with_cdi(spec: Spec, shares: Shares, settings: Settings) -> Spec:
+    told = {"spec": spec, "names": list(shares.names), "folders": list(settings.cdi_spec_dirs)}
+    try:
+        edited: Any = fastjson.loads(ask_program("nvct/cdi/handover.py", text=fastjson.dumps(told)))
+    except DriverError as error:  # it is about the names, or about the specs
+        raise RequestError(str(error)) from None
+    return dict(edited)
+
+
+def _with_plan(
+    bundle: Bundle, request: Request, settings: Settings, inventory: Inventory
+) -> tuple[Spec, tuple[str, ...]]:
     root = _open_root(bundle)
     look = look_as(root, *_owner(bundle.spec))
     edits = checked_plan(inventory, replace(request, container=look), settings)
     if not edits.devices and not edits.mounts:
-        bundle.forget_changes()
-        return edits.warnings
+        return bundle.spec, edits.warnings
     if settings.runtime_hook == NEEDED and not _why_hook(edits, root, inventory.architecture):
         from nvct.plan import plan
         from nvct.plan.hookfree import without_hook  # few nodes need it
@@ -72,8 +108,7 @@ def _write_plan(bundle: Bundle, request: Request, settings: Settings, inventory:
         edits = without_hook(plan(inventory, request, settings), inventory.architecture)
     change, warnings = _change(bundle, edits, inventory, settings, root)
     warnings += _link_by_number(edits.devices, settings.char_links)
-    bundle.write(with_change(without_gpu_hooks(bundle.spec), change))
-    return edits.warnings + warnings
+    return with_change(without_gpu_hooks(bundle.spec), change), edits.warnings + warnings
 
 
 def _why_hook(edits: Edits, root: ConfinedRoot, architecture: str) -> str:

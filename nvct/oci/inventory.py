@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 
     Act = Callable[[Settings, Inventory], tuple[str, ...]]
 
-# The largest inventory seen, 2048 IMEX channels in it, has 200 KiB.
-_MOST_INVENTORY = 64 << 20
+# Bytes. The largest inventory seen, 2048 IMEX channels in it, has 200 KiB, and a large pod's config.json 100 KiB.
+_MOST_OUTPUT = 64 << 20
 
 
 def with_inventory(config: str, act: Act) -> tuple[str, ...]:
@@ -72,7 +72,7 @@ def _discovered(config: str, may_be_fresh: bool) -> tuple[Settings, Inventory, t
         kept = cache.load(config) if may_be_fresh else None
         if kept:
             return (*kept, ())
-        answer = _ask(config, may_be_fresh)
+        answer = _ask(config, "any" if may_be_fresh else "new")
     return (
         settings_module.from_json(answer["settings"]),
         inventory_from_json(answer["inventory"]),
@@ -80,31 +80,51 @@ def _discovered(config: str, may_be_fresh: bool) -> tuple[Settings, Inventory, t
     )
 
 
-def _ask(config: str, may_be_fresh: bool) -> dict[str, Any]:
-    """Discover in a child with the full interpreter: NVML starts threads, and needs what a hook may not import."""
-    home = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-    interpreter = _interpreter(home)
-    command = [interpreter, "-I", f"{home}/nvct/node/handover.py", config, "any" if may_be_fresh else "new"]
-    output, status, complaint = _run(interpreter, command)
-    if status:
-        last = complaint.strip().rpartition("\n")[2].removeprefix("nvct: ")
-        raise DriverError(last or f"the discovery of this node ended with status {status} and said nothing")
-    answer: Any = loads(output)
+def settings_alone(config: str) -> Settings:
+    """The settings, on a node that may have no driver. Raises NvctError."""
+    kept = cache.load(config)
+    return kept[0] if kept else settings_module.from_json(_ask(config, "settings")["settings"])
+
+
+def _ask(config: str, which: str) -> dict[str, Any]:
+    """Discover in a child with the full interpreter: NVML starts threads, and needs what a hook may not import.
+
+    `which` as in `handover`.
+    """
+    answer: Any = loads(ask_program("nvct/node/handover.py", (config, which)))
     return dict(answer)
 
 
-def _run(program: str, command: list[str]) -> tuple[str, int, str]:
+def ask_program(path: str, arguments: tuple[str, ...] = (), text: str = "") -> str:
+    """What a program of nvct's, its path below the code, prints on standard output for a text on standard input.
+
+    It has the full interpreter and its packages, and an empty environment. Raises DriverError with its last complaint.
+    """
+    home = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+    interpreter = _interpreter(home)
+    output, status, complaint = _run(interpreter, [interpreter, "-I", f"{home}/{path}", *arguments], text)
+    if status:
+        last = complaint.strip().rpartition("\n")[2].removeprefix("nvct: ")
+        raise DriverError(last or f"{path} ended with status {status} and said nothing")
+    return output
+
+
+def _run(program: str, command: list[str], text: str) -> tuple[str, int, str]:
     """Run a program with an empty environment: its standard output, exit status and standard error."""
     out, out_end = os.pipe()
     complaints = os.memfd_create("complaints")  # no pipe: nobody reads it before the end
-    null = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
-    ends = ((null, 0), (out_end, 1), (complaints, 2))
+    told = os.memfd_create("told")
+    rest = memoryview(text.encode())
+    while rest:
+        rest = rest[os.write(told, rest) :]
+    os.lseek(told, 0, os.SEEK_SET)
+    ends = ((told, 0), (out_end, 1), (complaints, 2))
     child = os.posix_spawn(program, command, {}, file_actions=[(os.POSIX_SPAWN_DUP2, end, at) for end, at in ends])
     os.close(out_end)
-    output = read_all(out, _MOST_INVENTORY, "the inventory").decode()
+    output = read_all(out, _MOST_OUTPUT, f"the output of {command[-1]}").decode()
     status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
     complaint = os.pread(complaints, 1 << 16, 0).decode(errors="replace")
-    for descriptor in (out, null, complaints):
+    for descriptor in (out, told, complaints):
         os.close(descriptor)
     return output, status, complaint
 

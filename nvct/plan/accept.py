@@ -55,7 +55,7 @@ def accept(request: Request, settings: Settings) -> Accepted:
 def _devices(request: Request, settings: Settings) -> tuple[Ask | None, tuple[str, ...]]:
     annotated = _annotated(request, settings)
     if annotated:
-        return annotated, ()
+        return annotated, _outweighed(request, annotated)
     _check_marker(request, settings)
     if request.mount_list and settings.accept_mount_lists:
         return request.mount_list, ()
@@ -77,6 +77,13 @@ def _annotated(request: Request, settings: Settings) -> Ask | None:
     if not asks:
         return None
     return Ask(" and ".join(ask.source for ask in asks), tuple(token for ask in asks for token in ask.tokens))
+
+
+def _outweighed(request: Request, by: Ask) -> tuple[str, ...]:
+    other = request.devices
+    if other is None or meant(other.tokens) is None:
+        return ()
+    return (f"{other.source} asks for {_shown(other)}, and was passed over: {by.source} names devices",)
 
 
 def _check_marker(request: Request, settings: Settings) -> None:

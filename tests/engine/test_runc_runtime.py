@@ -18,7 +18,7 @@ from nvct.node.cache import cache_path
 from nvct.sim import bundle as bundles
 from nvct.sim import mig
 from nvct.sim.profiles import spec_from_profile
-from tests.support.cdi import hook_free_sources, make_red_hat_root
+from tests.support.cdi import generate, hook_free_sources, hooked, make_red_hat_root
 from tests.support.expect import FOLDERS, carried, rules_v1, seen, wanted
 from tests.support.nodes import DGX_MIG, SimNode
 from tests.support.runc import BY_HOOK, BY_RUNTIME, RuncContainer, Start, StartFailed, kernel_hook, nvct_runtime
@@ -286,3 +286,111 @@ def test_a_read_only_volume_costs_optional_files_only(dgx: SimNode, start: Start
         assert "/etc/OpenCL/vendors/nvidia.icd" not in container.mounts()
         assert "/usr/bin/nvidia-smi" in container.mounts()
     assert os.listdir(volume) == []
+
+
+@pytest.fixture(scope="module")
+def specs(dgx: SimNode, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of CDI specs: the node's own, and one of another maker."""
+    folder = tmp_path_factory.mktemp("cdi")
+    generate(dgx, folder / "nvidia.yaml")
+    other = {
+        "cdiVersion": "0.5.0",
+        "kind": "example.com/nic",
+        "devices": [
+            {
+                "name": "a",
+                "containerEdits": {
+                    "env": ["NIC=a"],
+                    "deviceNodes": [{"path": "/dev/nic", "type": "c", "major": 10, "minor": 229}],
+                    "mounts": [{"hostPath": "/etc/hostname", "containerPath": "/opt/nic", "options": ["ro", "bind"]}],
+                },
+            }
+        ],
+    }
+    (folder / "nic.json").write_text(json.dumps(other))
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("value", "devices"),
+    [("0:1,4", ["0:1", "4"]), ("nvidia.com/gpu=GPU-db7cc168-04ab-513c-adda-9ae5da770fea", ["2"]), ("none", [])],
+)
+def test_in_cdi_mode_the_specs_of_the_node_say_what_a_device_needs(
+    dgx: SimNode, start: Start, settings: Callable[[str], Path], specs: Path, value: str, devices: list[str]
+) -> None:
+    chosen = settings(f"runtime_mode: cdi\ncdi_spec_dirs: [{specs}]\n")
+    with start(dgx, {DEVICES: value}, carrier=BY_RUNTIME, settings=chosen) as container:
+        assert seen(container, dgx) == hooked(dgx, devices)
+
+
+def has_nic(container: RuncContainer) -> bool:
+    nic = container.root / "dev/nic"
+    return nic.exists() and os.minor(nic.stat().st_rdev) == 229 and (container.root / "opt/nic").exists()
+
+
+@pytest.mark.parametrize(
+    ("env", "annotations", "devices", "nic"),
+    [
+        ({DEVICES: "example.com/nic=a"}, {}, [], True),
+        ({DEVICES: "example.com/nic=a,0:1"}, {}, ["0:1"], True),
+        ({DEVICES: "2"}, {"cdi.k8s.io/x": "nvidia.com/gpu=4"}, ["4"], False),
+        ({}, {"cdi.k8s.io/x": "nvidia.com/gpu=0:1", "cdi.k8s.io/y": "example.com/nic=a"}, ["0:1"], True),
+        ({}, {"cdi.k8s.io/y": "example.com/nic=a"}, [], True),
+    ],
+)
+def test_devices_of_other_makers_and_annotations(
+    dgx: SimNode,
+    start: Start,
+    settings: Callable[[str], Path],
+    specs: Path,
+    env: dict[str, str],
+    annotations: dict[str, str],
+    devices: list[str],
+    nic: bool,
+) -> None:
+    chosen = settings(f"cdi_spec_dirs: [{specs}]\n")
+    options = {"carrier": BY_RUNTIME, "settings": chosen}
+    with start(dgx, env, change=lambda spec: spec.update(annotations=annotations), **options) as container:
+        assert has_nic(container) == nic
+        looked = container.look(dgx.device_numbers())
+    expected = wanted(dgx, devices)
+    assert looked.opens == (expected["opens"] if devices else set())
+    assert looked.uuids == (expected["sees"] if devices else set())
+
+
+def test_another_makers_device_needs_no_driver(start: Start, dgx: SimNode, specs: Path, tmp_path: Path) -> None:
+    chosen = tmp_path / "config.yaml"
+    chosen.write_text(f"root: {tmp_path}\nproc_root: {tmp_path}\ncdi_spec_dirs: [{specs}]\n")
+    with start(dgx, {DEVICES: "example.com/nic=a"}, carrier=BY_RUNTIME, settings=chosen, hooks=[]) as container:
+        assert has_nic(container)
+    with (
+        pytest.raises(StartFailed, match="nvct: "),
+        start(dgx, {DEVICES: "example.com/nic=a,0"}, carrier=BY_RUNTIME, settings=chosen, hooks=[]),
+    ):
+        pass
+
+
+def test_a_name_that_no_spec_has_is_refused(
+    dgx: SimNode, start: Start, settings: Callable[[str], Path], specs: Path
+) -> None:
+    chosen = settings(f"cdi_spec_dirs: [{specs}]\n")
+    with (
+        pytest.raises(
+            StartFailed, match="nvct: example.com/nic=b: no spec has this device; valid are example.com/nic=a"
+        ),
+        start(dgx, {DEVICES: "example.com/nic=b"}, carrier=BY_RUNTIME, settings=chosen),
+    ):
+        pass
+
+
+def test_conditions_on_the_driver_hold_in_every_mode(
+    dgx: SimNode, start: Start, settings: Callable[[str], Path], specs: Path
+) -> None:
+    for mode in ("auto", "spec", "hook", "cdi"):
+        chosen = settings(f"runtime_mode: {mode}\ncdi_spec_dirs: [{specs}]\n")
+        env = {DEVICES: "2", "NVIDIA_REQUIRE_CUDA": "cuda>=99.0"}
+        with (
+            pytest.raises(StartFailed, match=r"env NVIDIA_REQUIRE_CUDA: .* does not meet `cuda>=99.0`"),
+            start(dgx, env, carrier=BY_RUNTIME, settings=chosen),
+        ):
+            pass
