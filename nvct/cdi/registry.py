@@ -138,14 +138,17 @@ def _text(path: str) -> str:
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError as error:
         raise ConfigError(f"{path}: {error.strerror}") from None
-    with open(descriptor, "rb") as stream:
+    try:
         status = os.fstat(descriptor)
         if not stat.S_ISREG(status.st_mode):
             raise ConfigError(f"{path} is no file")
         reason = why_unsafe(path, status)
         if reason:
             raise ConfigError(reason)
-        content = stream.read(_LONGEST + 1)
+        with open(descriptor, "rb", closefd=False) as stream:
+            content = stream.read(_LONGEST + 1)
+    finally:
+        os.close(descriptor)
     if len(content) > _LONGEST:
         raise ConfigError(f"{path} is longer than {_LONGEST} bytes; expected a CDI spec")
     try:

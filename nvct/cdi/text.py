@@ -54,7 +54,11 @@ def _scalar(value: object) -> str:
         return json.dumps(value)
     if value.isalpha() and value.isascii() and value.lower() not in _WORDS or _PLAIN.fullmatch(value):
         return value
-    return json.dumps(value, ensure_ascii=max(value, default="") <= "\uffff")
+    return '"' + "".join(map(_escaped, value)) + '"' if max(value, default="") > "\uffff" else json.dumps(value)
+
+
+def _escaped(character: str) -> str:
+    return f"\\U{ord(character):08x}" if character > "\uffff" else json.dumps(character)[1:-1]
 
 
 # Words that YAML 1.1 takes for booleans or null.

@@ -315,8 +315,8 @@ def strangers(
         if path == "/proc/driver/nvidia":
             continue
         inside = os.lstat(f"{container.root}{path}")
-        source = os.lstat(f"{node.path}{sources.get(path) or _source_of(path, container.family)}")
-        if (inside.st_dev, inside.st_ino) != (source.st_dev, source.st_ino):
+        source = Path(f"{node.path}{sources.get(path) or _source_of(path, container.family)}")
+        if not os.path.lexists(source) or not os.path.samestat(inside, source.lstat()):
             found.add(path)
     return found
 
