@@ -1,9 +1,8 @@
 """The confined root: the only way by which nvct opens a path of a container.
 
 What lies below a container's root was written by whoever wrote the image, and may change while we look. So a path is
-never
-used twice: it is resolved once, with every link and every `..` held inside the root, to a descriptor, and all that
-follows is done to that descriptor or to a name directly below it.
+never used twice: it is resolved once, with every link and every `..` held inside the root, to a descriptor, and all
+that follows is done to that descriptor or to a name directly below it.
 """
 
 from __future__ import annotations
