@@ -202,7 +202,7 @@ def _mode(key: str, value: Any) -> dict[str, Any] | Dropped:
     modes = {"auto": AUTO, "legacy": HOOK, "cdi": CDI, "jit-cdi": SPEC}
     if value == "csv":
         return Dropped(key, _NO_CSV)
-    if value not in modes:
+    if value not in tuple(modes):
         raise ValueError(f"one of {', '.join(modes)}, csv")
     return {"runtime_mode": modes[value]}
 
@@ -228,7 +228,7 @@ def _annotation_prefixes(key: str, value: Any) -> dict[str, Any] | Dropped:
 
 def _cuda_compat_mode(key: str, value: Any) -> dict[str, Any]:
     modes = {"ldconfig": COMPAT_CACHE, "mount": COMPAT_CACHE, "hook": COMPAT_CACHE, "disabled": COMPAT_DISABLED}
-    if value not in modes:
+    if value not in tuple(modes):
         raise ValueError(f"one of {', '.join(modes)}")
     return {"cuda_compat": modes[value]}
 
