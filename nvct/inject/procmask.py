@@ -10,7 +10,7 @@ import errno
 import os
 from stat import S_ISDIR
 
-from nvct.errors import ContainerChanged, InjectionError
+from nvct.errors import InjectionError
 from nvct.inject import syscalls
 from nvct.inject.mounts import HostTree, Place
 from nvct.inject.propagation import check_stays_inside
@@ -92,8 +92,7 @@ class ProcMask:
         except OSError as error:
             if error.errno != errno.ENOSYS:
                 raise
-            tmpfs = self._mount(root, there)
-            ledger.add(f"uncover {TARGET}", lambda: _uncover(root, tmpfs))
+            tmpfs = self._mount(root, there, ledger)
             self._fill(tmpfs)
         else:
             self._fill(tmpfs)
@@ -101,15 +100,15 @@ class ProcMask:
             ledger.add(f"uncover {TARGET}", lambda: _uncover(root, tmpfs))
         return tmpfs
 
-    def _mount(self, root: ConfinedRoot, there: int) -> int:
+    def _mount(self, root: ConfinedRoot, there: int, ledger: Ledger) -> int:
         os.fchdir(root.own_descriptors)
         flags = syscalls.MS_NOSUID | syscalls.MS_NODEV | syscalls.MS_NOEXEC
         options = ",".join(f"{name}={value}" for name, value in self._options.items())
         syscalls.mount("tmpfs", str(there), "tmpfs", flags, options, TARGET)
-        tmpfs = root.open(TARGET, os.O_PATH | os.O_DIRECTORY)
-        if syscalls.filesystem_magic(tmpfs, TARGET) != syscalls.TMPFS_MAGIC:
-            raise ContainerChanged(f"{TARGET} was changed in the container while it was covered")
-        return tmpfs
+        found: list[int] = []
+        ledger.add(f"uncover {TARGET}", lambda: _uncover(root, found[0] if found else _new_mount(root)))
+        found.append(_new_mount(root))
+        return found[0]
 
     def _attach_tree(self, root: ConfinedRoot, tmpfs: int, name: str, tree: HostTree, ledger: Ledger) -> None:
         folder, _, last = name.rpartition("/")
@@ -129,6 +128,14 @@ class ProcMask:
         return found.keys() == self.texts.keys() | self.trees.keys() and all(
             found[name] == text for name, text in self.texts.items()
         )
+
+
+def _new_mount(root: ConfinedRoot) -> int:
+    """The tmpfs that was mounted last, which can be found by its name alone."""
+    tmpfs = root.open(TARGET, os.O_PATH | os.O_DIRECTORY)
+    if syscalls.filesystem_magic(tmpfs, TARGET) != syscalls.TMPFS_MAGIC:
+        raise OSError(errno.ESTALE, "was changed in the container while it was covered", TARGET)
+    return tmpfs
 
 
 def _text(path: str) -> bytes:

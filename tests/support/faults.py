@@ -24,14 +24,18 @@ import subprocess
 import sys
 import time
 from collections import Counter
+from collections.abc import Collection
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from nvct import ldcache
 from nvct.inject import bpf
 from nvct.inject.device_program import EXIT, SET, instruction
+from nvct.node.cache import cache_path
 from nvct.oci import give, hook  # noqa: F401  # `give` is imported by the hook when it is needed: here it must not be
 from tests.support.bare import MISSING_CALLS, BareContainer, forget_calls
+from tests.support.runc import TREE
 from tests.support.trees import read_tree
 
 ERRORS = ("EPERM", "ENOSPC", "EROFS", "ENOMEM", "EBUSY", "ENOSYS")
@@ -62,8 +66,9 @@ class Fault(NamedTuple):
 
 
 class Order(NamedTuple):
-    """`node`: its folder. `folder`: an empty one to work in. `sample`: how many faults of each call are tried, 0 for
-    all; `seed` chooses them. `version`: of device cgroups, "v1" or "v2". `kernel`: one of bare.MISSING_CALLS.
+    """`node`: its folder. `folder`: an empty one to work in. `env`: what the container asks for. `version`: of device
+    cgroups, "v1" or "v2". `kernel`: one of bare.MISSING_CALLS. `sample`: how many faults of each call are tried, 0 for
+    all; `seed` chooses them. `share` (index, number): which part of these this process tries.
     """
 
     node: str
@@ -73,6 +78,7 @@ class Order(NamedTuple):
     kernel: str
     sample: int
     seed: int
+    share: tuple[int, int] = (0, 1)
 
 
 class Report(NamedTuple):
@@ -107,6 +113,9 @@ class Bench:
     def __init__(self, order: Order) -> None:
         self._order = order
         self._folder = Path(order.folder)
+        # Of its own, for an inventory of its own: what another process discovers must not change what happens here.
+        self.config = f"{order.folder}/config.yaml"
+        shutil.copy(f"{order.node}/config.yaml", self.config)
         self._made = 0
         self._container: BareContainer | None = None
         self._cgroup: CgroupV1 | CgroupV2 | None = None
@@ -177,7 +186,7 @@ class Bench:
             os.dup2(os.open(self._folder / "state", os.O_RDONLY), 0)
             os.dup2(os.open(said, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), 2)
             forget_calls(MISSING_CALLS[self._order.kernel])
-            arguments = ["--config", f"{self._order.node}/config.yaml", "prestart"]
+            arguments = ["--config", self.config, "prestart"]
             signal.alarm(_LIMIT_S)
             signal.sigwait([signal.SIGUSR1])
             status = hook.main(arguments)
@@ -277,10 +286,12 @@ class Sweep:
             calls = self._calls()
             self._after = self._bench.picture()
             self._renew()
-            for fault in self._chosen(calls):
+            index, number = self._order.share
+            for fault in self._chosen(calls)[index::number]:
                 self._try(fault)
         finally:
             self._bench.close()
+            Path(cache_path(self._bench.config)).unlink(missing_ok=True)
         return Report(calls, dict(self._outcomes), self._wrong)
 
     def _renew(self) -> None:
@@ -294,7 +305,9 @@ class Sweep:
         if trial.status or trial.said:
             raise AssertionError(f"the hook fails without a fault: {trial.status} {trial.said}")
         found = (match.group(1) for line in trial.trace if (match := _CALL.match(line)))
-        return dict(Counter(name for name in found if name not in INFALLIBLE + _OUTSIDE))
+        return dict(
+            Counter(name for name in found if name not in INFALLIBLE + _OUTSIDE and not name.startswith("syscall_"))
+        )
 
     def _chosen(self, calls: dict[str, int]) -> list[Fault]:
         chance = random.Random(self._order.seed)
@@ -321,56 +334,62 @@ class Sweep:
 
     def _judged(self, fault: Fault, trial: Trial, now: Picture) -> tuple[str, list[str]]:
         """The outcome, and what is wrong about it."""
-        outcome = "with a warning" if trial.said else "complete"
-        faults = []
+        if not trial.failed_call and fault.call not in UNSTEADY:
+            return "not reached", ["the call was not made that often"]
         if trial.status == 1:
-            outcome = "undone"
-            faults = differences(self._before, now)
-            own_complaint = trial.failed_call.startswith("write(2,")
-            if not own_complaint and not re.fullmatch(r"nvct: [^\n]{20,}\n", trial.said):
-                faults.append("no error in one line")
-            if "a fault of nvct" in trial.said or "NOT undone" in trial.said:
-                faults.append("not the message of a failure that was foreseen")
-        elif trial.status == 0:
-            # An owner is kept as far as a user namespace lets us, which says no by EPERM.
-            faults = (
-                []
-                if (fault.call, fault.error) == ("fchown", "EPERM")
-                else [
-                    each
-                    for each in differences(self._after, now)
-                    if not is_excused(each.split(" ")[1], trial.said.replace(self._order.node, ""))
-                    and not self._stayed(each, fault, now)
-                ]
-            )
-        else:
-            faults = [f"exit status {trial.status}"]
-        if not trial.failed_call:
-            if fault.call not in UNSTEADY:
-                faults.append("the call was not made that often")
-            outcome = "not reached"
-        return outcome, faults
+            return "undone", differences(self._before, now) + complaints(trial)
+        if trial.status == 0:
+            outcome = "not reached" if not trial.failed_call else "with a warning" if trial.said else "complete"
+            return outcome, self._lacks(fault, trial.said, now)
+        return "crashed", [f"exit status {trial.status}"]
 
-    def _stayed(self, difference: str, fault: Fault, now: Picture) -> bool:
-        """Whether it is a leftover that stayed as it was because it cannot be removed: a volume's, or read-only."""
-        heading = difference.split(": ")[0]
-        return fault.error in ("EBUSY", "EROFS") and now.get(heading) == self._before.get(heading)
+    def _lacks(self, fault: Fault, said: str, now: Picture) -> list[str]:
+        """What is not as in a container where nothing failed, with no warning about it."""
+        if (fault.call, fault.error) == ("fchown", "EPERM"):
+            return []  # as a user namespace says that a file's owner cannot be kept
+        excused = {heading for heading in self._after.keys() - now.keys() if is_named(heading, said)}
+        if fault.error in (
+            "EBUSY",
+            "EROFS",
+        ):  # what an earlier driver left may be a volume of the user's: then it stays
+            excused |= self._stayed(now)
+        return differences(self._after, now, excused)
+
+    def _stayed(self, now: Picture) -> set[str]:
+        """The headings of what the hook changes when nothing fails, and has left as it was."""
+        return {
+            heading
+            for heading, what in self._before.items()
+            if now.get(heading) == what and self._after.get(heading) != what
+        }
 
 
-def differences(wanted: Picture, found: Picture) -> list[str]:
+def complaints(trial: Trial) -> list[str]:
+    """What is wrong with what the hook said about its failure."""
+    if trial.failed_call.startswith("write(2,"):  # it could say nothing
+        return []
+    if not re.fullmatch(r"nvct: [^\n]{20,}\n", trial.said):
+        return ["no error in one line"]
+    if "a fault of nvct" in trial.said or "NOT undone" in trial.said:
+        return ["not the message of a failure that was foreseen"]
+    return []
+
+
+def is_named(heading: str, said: str) -> bool:
+    """Whether warnings name the path, by whichever way the host or the container gets there; or one in that folder."""
+    kind, path = heading.split(" ", 1)
+    named = re.findall(r"/[^\s:,;']+", said)
+    folders = {part for name in named for part in name.split("/")[:-1]} if kind == "path" else set()
+    return os.path.basename(path) in folders | {os.path.basename(name) for name in named}
+
+
+def differences(wanted: Picture, found: Picture, but: Collection[str] = ()) -> list[str]:
     """A line for each thing that is not the same."""
     return [
         f"{heading}: {found.get(heading, 'absent')} instead of {wanted.get(heading, 'absent')}"
-        for heading in sorted(wanted.keys() | found.keys())
+        for heading in sorted((wanted.keys() | found.keys()) - set(but))
         if wanted.get(heading) != found.get(heading)
     ]
-
-
-def is_excused(path: str, said: str) -> bool:
-    """Whether a warning names the path, or one below or above it."""
-    named = re.findall(r"/[^\s:,;']+", said)
-    path = path.rstrip(":")
-    return any(name == path or name.startswith(f"{path}/") or path.startswith(f"{name}/") for name in named)
 
 
 def main() -> None:
@@ -379,7 +398,18 @@ def main() -> None:
 
 
 def sweep(order: Order, timeout_s: float) -> Report:
+    """Carry an order out, on every core, and add the reports up."""
+    number = os.cpu_count() or 1
+    orders = [order._replace(folder=f"{order.folder}/{index}", share=(index, number)) for index in range(number)]
+    with ThreadPoolExecutor(number) as pool:
+        reports = list(pool.map(lambda one: _part(one, timeout_s), orders))
+    outcomes = sum((Counter(report.outcomes) for report in reports), Counter())
+    return Report(reports[0].calls, dict(outcomes), [line for report in reports for line in report.wrong])
+
+
+def _part(order: Order, timeout_s: float) -> Report:
     """Run this program in a mount namespace of its own, on the version of device cgroups that the order names."""
+    Path(order.folder).mkdir(parents=True)
     enter = 'mount -t cgroup2 none /sys/fs/cgroup; exec "$@"' if order.version == "v2" else 'exec "$@"'
     command = ["unshare", "-m", "--propagation", "private", "sh", "-ec", enter, "sh", sys.executable]
     done = subprocess.run(
@@ -388,7 +418,7 @@ def sweep(order: Order, timeout_s: float) -> Report:
         capture_output=True,
         text=True,
         timeout=timeout_s,
-        cwd=Path(__file__).resolve().parents[2],
+        cwd=TREE,
     )
     if done.returncode:
         raise AssertionError(f"the sweep ended with status {done.returncode}: {done.stderr}")
