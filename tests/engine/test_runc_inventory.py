@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -18,18 +16,13 @@ from nvct.sim.node import spec_from_profile
 from nvct.sim.spec import NvmlBehaviour
 from tests.support.expect import NOTHING, seen, wanted
 from tests.support.nodes import GpuFacts, MigFacts, SimNode
-from tests.support.runc import RuncContainer, Start, StartFailed, kernel_hook, nvct_hook
-from tests.support.watch import Opens
+from tests.support.runc import Start, StartFailed, kernel_hook, nvct_hook
+from tests.support.watch import nvml_starts
 
 pytestmark = pytest.mark.engine
 
 GPU_2 = {"NVIDIA_VISIBLE_DEVICES": "2"}
 STATE = "proc/driver/nvct-sim"
-
-
-def nvml_starts(node: SimNode) -> Opens:
-    """The simulated NVML reads this file each time it is initialised."""
-    return Opens(node.path / STATE / "node")
 
 
 def refusal(start: Start, node: SimNode, env: dict[str, str], log: Path) -> str:
@@ -57,32 +50,6 @@ def test_the_first_start_discovers_and_the_next_does_not(own_dgx: SimNode, start
             assert seen(container, own_dgx) == wanted(own_dgx, ["2"])
     status = own_dgx.cache.stat()
     assert (status.st_uid, status.st_mode & 0o777) == (0, 0o644)
-
-
-def test_a_hundred_starts_at_once_initialise_nvml_once(own_dgx: SimNode, start: Start) -> None:
-    """On a node whose NVML takes half a second, as many do, so that all of them come while the first one waits."""
-    own_dgx.make(replace(own_dgx.spec, nvml=NvmlBehaviour(delay_s=0.5)))
-    with nvml_starts(own_dgx) as opens, ExitStack() as running:
-        with start(own_dgx, GPU_2):
-            pass
-        once = opens.count()
-        assert once > 0
-        own_dgx.forget()
-
-        def start_one(number: int) -> RuncContainer:
-            devices = {"NVIDIA_VISIBLE_DEVICES": f"0:{number % 7},{2 + number % 6}"}
-            return running.enter_context(start(own_dgx, devices, family="busybox"))
-
-        with ThreadPoolExecutor(100) as pool:
-            containers = list(pool.map(start_one, range(100)))
-        assert opens.count() == once
-        for number, container in enumerate(containers):
-            gpus = {str(path.name) for path in (container.root / "dev").glob("nvidia[0-9]*")}
-            other = own_dgx.gpus[str(2 + number % 6)].minor
-            assert gpus == {"nvidia1", f"nvidia{other}"}
-            caps = {path.name for path in (container.root / "dev/nvidia-caps").iterdir()}
-            mig = own_dgx.mig[f"0:{number % 7}"]
-            assert caps == {f"nvidia-cap{mig.gi_minor}", f"nvidia-cap{mig.ci_minor}"}
 
 
 def test_another_mig_layout(own_dgx: SimNode, start: Start, tmp_path: Path) -> None:
