@@ -305,11 +305,15 @@ def _read_trusted(run_dir: str, name: str) -> str | None:
         return None
     finally:
         os.close(folder)
-    with os.fdopen(handle, "rb") as stream:
+    try:
         status = os.fstat(handle)
         if not stat.S_ISREG(status.st_mode) or not _is_safe(status, run_dir) or status.st_size > _MOST_BYTES:
             return None
-        return stream.read(_MOST_BYTES).decode("utf-8", "replace")
+        return b"".join(iter(lambda: os.read(handle, 1 << 20), b"")).decode("utf-8", "replace")
+    except OSError:
+        return None
+    finally:
+        os.close(handle)
 
 
 def _open_folder(run_dir: str, make: bool) -> int:

@@ -230,6 +230,12 @@ def test_a_pipe_does_not_block(kept: Kept) -> None:
     assert kept.load() is None
 
 
+def test_a_folder_is_not_used(kept: Kept) -> None:
+    kept.file.unlink()
+    kept.file.mkdir()
+    assert kept.load() is None
+
+
 def test_a_deep_file_is_not_used(kept: Kept) -> None:
     kept.file.write_text("[" * 1_000_000)
     assert kept.load() is None
