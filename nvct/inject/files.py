@@ -107,16 +107,17 @@ def _put(parent: int, name: str, content: bytes, like: _Like) -> None:
     flags = os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC
     descriptor = os.open(beside, flags, 0o600, dir_fd=parent)
     try:
-        rest = memoryview(content)
-        while rest:
-            rest = rest[os.write(descriptor, rest) :]
-        _dress(descriptor, like)
+        try:
+            rest = memoryview(content)
+            while rest:
+                rest = rest[os.write(descriptor, rest) :]
+            _dress(descriptor, like)
+        finally:
+            os.close(descriptor)  # first, for some file systems tell only now that they are full
         os.rename(beside, name, src_dir_fd=parent, dst_dir_fd=parent)
     except OSError:
         os.unlink(beside, dir_fd=parent)
         raise
-    finally:
-        os.close(descriptor)
 
 
 def _dress(descriptor: int, like: _Like) -> None:

@@ -37,9 +37,8 @@ class ProcMask:
     def __init__(self, edit: ProcEdit, owner: tuple[int, int]) -> None:
         # Writable for its owner, who fills it; the mount becomes read-only in the end.
         self._options = {"mode": "0755", "uid": str(owner[0]), "gid": str(owner[1])}
-        self.texts = {
-            name: _text(f"{edit.source}/{name}") for name in edit.files if os.path.exists(f"{edit.source}/{name}")
-        }
+        texts = {name: _text(f"{edit.source}/{name}") for name in edit.files}
+        self.texts = {name: text for name, text in texts.items() if text is not None}
         names = [f"gpus/{name}" for name in edit.gpus] + [f"capabilities/{name}" for name in edit.capabilities]
         self.trees = {name: HostTree(f"{edit.source}/{name}", _TREE_OPTIONS) for name in names}
         self._folders = {f"gpus/{name}" for name in edit.gpus}
@@ -138,8 +137,12 @@ def _new_mount(root: ConfinedRoot) -> int:
     return tmpfs
 
 
-def _text(path: str) -> bytes:
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+def _text(path: str) -> bytes | None:
+    """What a file of the host's says to a container; None where this driver has no such file."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return None
     try:
         text = os.read(descriptor, _MOST_TEXT)
     finally:

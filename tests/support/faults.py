@@ -178,8 +178,12 @@ class Bench:
     def _start_hook(self, said: Path) -> int:
         """A child that waits for SIGUSR1 and is the hook from then on."""
         signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR1])
+        ready, readying = os.pipe()
         child = os.fork()
         if child:
+            os.close(readying)
+            os.read(ready, 1)  # from here on it makes no call of its own
+            os.close(ready)
             return child
         status = 99
         try:
@@ -188,6 +192,7 @@ class Bench:
             forget_calls(MISSING_CALLS[self._order.kernel])
             arguments = ["--config", self.config, "prestart"]
             signal.alarm(_LIMIT_S)
+            os.write(readying, b"!")
             signal.sigwait([signal.SIGUSR1])
             status = hook.main(arguments)
         finally:
@@ -196,22 +201,24 @@ class Bench:
 
 def make_image(rootfs: Path) -> None:
     """A root folder in which every kind of edit has something to remove, to replace, or to make."""
-    for name in ("etc", "usr/bin", "usr/lib64", "usr/lib/firmware/nvidia/470.9", "run"):
+    libraries = f"usr/lib/{os.uname().machine}-linux-gnu"
+    for name in ("etc", "usr/bin", libraries, "usr/lib/firmware/nvidia/470.9", "run"):
         (rootfs / name).mkdir(parents=True)
     (rootfs / "lib").symlink_to("usr/lib")
-    leftovers = ("usr/lib64/libnvidia-ml.so.470.9", "lib/firmware/nvidia/470.9/gsp.bin")
+    (rootfs / "etc/debian_version").write_text("12.0\n")
+    leftovers = (f"{libraries}/libnvidia-ml.so.470.9", "lib/firmware/nvidia/470.9/gsp.bin")
     for number, name in enumerate(leftovers):
         (rootfs / name).touch()
         (rootfs / name).chmod((0o666, 0o600)[number])
         os.chown(rootfs / name, 7, 8)
     (rootfs / "lib/firmware/nvidia/470.9").chmod(0o777)
-    (rootfs / "usr/lib64/libnvidia-ml.so.1").symlink_to("libnvidia-ml.so.470.9")
-    (rootfs / "usr/lib64/libnvidia-cfg.so.1").symlink_to("elsewhere")
-    (rootfs / "usr/lib64/libnvidia-cfg.so").write_text("a file of the image")
+    (rootfs / libraries / "libnvidia-ml.so.1").symlink_to("libnvidia-ml.so.470.9")
+    (rootfs / libraries / "libnvidia-cfg.so.1").symlink_to("elsewhere")
+    (rootfs / libraries / "libnvidia-cfg.so").write_text("a file of the image")
     (rootfs / "usr/bin/nvidia-smi").symlink_to("nowhere")
     cache = rootfs / "etc/ld.so.cache"
     flags = ldcache.flags_for(os.uname().machine, 64)
-    cache.write_bytes(ldcache.merge(None, [("libc.so.6", "/usr/lib64/libc.so.6", flags)], lambda name, path: False))
+    cache.write_bytes(ldcache.merge(None, [("libc.so.6", f"/{libraries}/libc.so.6", flags)], lambda name, path: False))
     cache.chmod(0o640)
     os.chown(cache, 5, 6)
 
