@@ -15,12 +15,14 @@ from pathlib import Path
 
 import pytest
 
+from nvct.inject.cgroup import cgroup_mounts, cgroup_path, folder_below
 from nvct.node import cache
 from nvct.sim import bundle as bundles
 from tests.faults.conftest import Tally
 from tests.support.expect import seen, wanted
+from tests.support.faults import remove_cgroup
 from tests.support.nodes import SimNode
-from tests.support.runc import Start, StartFailed, hooks_of, kernel_hook, make_root, nvct_hook
+from tests.support.runc import Start, StartFailed, hooks_of, is_running, kernel_hook, make_root, nvct_hook
 
 pytestmark = pytest.mark.engine
 
@@ -181,8 +183,11 @@ def clean_up(bundle: Path, name: str) -> None:
                 os.kill(pid, signal.SIGKILL) if in_cgroup(pid, name) else None
         time.sleep(0.01)
     assert not left, f"still running: {left}"
-    for folder in (*Path("/sys/fs/cgroup").glob(f"*/{name}"), *Path("/sys/fs/cgroup").glob(f"*/*/*/{name}")):
-        folder.rmdir()
+    membership = Path("/proc/self/cgroup").read_text()
+    for mount in cgroup_mounts(Path("/proc/self/mountinfo").read_text()):
+        parent = folder_below(mount, cgroup_path(membership, mount.controllers[0]) or "/")
+        if parent and Path(parent, name).exists():  # runc makes cgroups below its own
+            remove_cgroup(Path(parent, name))
 
 
 def in_cgroup(pid: int, name: str) -> bool:
@@ -197,5 +202,6 @@ def processes_of(bundle: Path, name: str) -> Iterator[int]:
     for path in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):
             command = (path / "cmdline").read_bytes()
-            if name in (path / "cgroup").read_text() or os.fsencode(bundle.parent) in command:
+            ours = name in (path / "cgroup").read_text() or os.fsencode(bundle.parent) in command
+            if ours and is_running(int(path.name)):
                 yield int(path.name)
