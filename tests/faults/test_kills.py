@@ -185,7 +185,8 @@ def clean_up(bundle: Path, name: str) -> None:
     assert not left, f"still running: {left}"
     membership = Path("/proc/self/cgroup").read_text()
     for mount in cgroup_mounts(Path("/proc/self/mountinfo").read_text()):
-        parent = folder_below(mount, cgroup_path(membership, mount.controllers[0]) or "/")
+        paths = filter(None, (cgroup_path(membership, controller) for controller in mount.controllers))
+        parent = folder_below(mount, next(paths, "/"))
         if parent and Path(parent, name).exists():  # runc makes cgroups below its own
             remove_cgroup(Path(parent, name))
 
