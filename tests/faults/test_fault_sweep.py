@@ -24,7 +24,7 @@ SWEEPS = {
 }
 
 
-@pytest.fixture(params=["v1", "v2", "graphics", "kernel-5.1"])
+@pytest.fixture(params=list(SWEEPS))
 def order(request: pytest.FixtureRequest, strace: str, dgx: SimNode, tmp_path: Path, seed: int) -> Order:
     env, version, kernel = SWEEPS[request.param]
     if version == "v1" and not Path("/sys/fs/cgroup/devices").is_dir():

@@ -24,7 +24,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -104,7 +104,7 @@ class Trial(NamedTuple):
 
 
 # What a container looks like: a heading and a value for each thing that there is.
-Picture = dict[str, object]
+Picture = Mapping[str, object]
 
 
 class Bench:
@@ -146,17 +146,22 @@ class Bench:
             self._cgroup.remove()
             self._cgroup = None
 
+    def left_behind(self) -> list[str]:
+        """What writers of the inventory should have removed."""
+        kept = Path(cache_path(self.config))
+        return [str(path) for path in kept.parent.glob(f".{kept.name}.*")]
+
     def picture(self) -> Picture:
         assert self._container
         assert self._cgroup
-        found: Picture = {f"path {path}": entry for path, entry in self._container.tree().items()}
+        found: dict[str, Any] = {f"path {path}": entry for path, entry in self._container.tree().items()}
         mask = self._container.root / "proc/driver/nvidia"
         found |= {f"path /proc/driver/nvidia{path}": entry for path, entry in read_tree(mask).items()}
         for line in Path(f"/proc/{self._container.pid}/mountinfo").read_text().splitlines():
             fields = line.replace(str(self._container.rootfs), "").split(" ")
             heading = f"mount {fields[4]}"
             kind, _source, options = fields[fields.index("-") + 1 :]  # a tmpfs may be called so, or "none"
-            found[heading] = (*found.get(heading, ()), fields[3], *fields[5 : fields.index("-")], kind, options)  # type: ignore[misc]
+            found[heading] = (*found.get(heading, ()), fields[3], *fields[5 : fields.index("-")], kind, options)
         found["device rules"] = self._cgroup.rules()
         found["host's mounts"] = Path("/proc/self/mountinfo").read_text()
         return found
@@ -293,9 +298,12 @@ class Sweep:
             calls = self._calls()
             self._after = self._bench.picture()
             self._renew()
+            node = read_tree(Path(self._order.node))
             index, number = self._order.share
             for fault in self._chosen(calls)[index::number]:
                 self._try(fault)
+            self._wrong += differences(node, read_tree(Path(self._order.node)))
+            self._wrong += self._bench.left_behind()
         finally:
             self._bench.close()
             Path(cache_path(self._bench.config)).unlink(missing_ok=True)
