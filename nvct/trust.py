@@ -70,10 +70,10 @@ def trusted_owners() -> set[int]:
     """
     owners = {0, os.geteuid()}
     try:
-        with open("/proc/self/uid_map", encoding="ascii") as stream:
+        with open("/proc/self/uid_map", encoding="utf-8") as stream:
             identity = stream.read().split() == ["0", "0", "4294967295"]
         if not identity:
-            with open("/proc/sys/kernel/overflowuid", encoding="ascii") as stream:
+            with open("/proc/sys/kernel/overflowuid", encoding="utf-8") as stream:
                 owners.add(int(stream.read()))
     except OSError:
         pass  # without /proc the host's root cannot be recognised, and is not trusted

@@ -27,7 +27,7 @@ def outer_uid() -> int:
     """
     uid = os.geteuid()
     try:
-        with open("/proc/self/uid_map", encoding="ascii") as stream:
+        with open("/proc/self/uid_map", encoding="utf-8") as stream:
             rows = [[int(word) for word in line.split()] for line in stream]
     except OSError:
         return uid

@@ -106,27 +106,36 @@ class HostTree:
             mounted = syscalls.copy_mount(self.descriptor, self.source) if self._attached else self.descriptor
             syscalls.move_mount(mounted, target.descriptor, target.path)
             self._attached = True
+            ledger.add(f"unmount {target.path}", lambda: _unmount(root, mounted, target.path))
         else:
-            mounted = self._bind(root, target)
-        ledger.add(f"unmount {target.path}", lambda: _unmount(root, mounted, target.path))
+            mounted = self._bind(root, target, ledger)
         if self._remount:
             self._set_flags(root, mounted, target.path)
         self._check_that_devices_work(mounted)
 
-    def _bind(self, root: ConfinedRoot, target: Place) -> int:
+    def _bind(self, root: ConfinedRoot, target: Place, ledger: Ledger) -> int:
         _mount_by_descriptor(root, str(self.descriptor), target.descriptor, syscalls.MS_BIND, target.path)
-        # Here the mount can be found by its name alone. When it is not found it cannot be undone either, so that this
-        # error, unlike others, is never passed over for an optional part: the container must not start.
+        found: list[int] = []
+        ledger.add(
+            f"unmount {target.path}",
+            lambda: _unmount(root, found[0] if found else self._found(root, target), target.path),
+        )
+        # Here the mount can be found by its name alone. An error in that, unlike others, is never passed over for an
+        # optional part, since the container may have changed what was mounted: it must not start.
         try:
-            mounted = target.look_again(root)
+            found.append(self._found(root, target))
         except OSError as error:
-            raise ContainerChanged(self._changed(target, str(error.strerror))) from None
-        if not same_file(os.fstat(mounted), self.status()):
-            raise ContainerChanged(self._changed(target, "something else stands there"))
-        return mounted
+            raise ContainerChanged(
+                f"{target.path} was changed in the container while {self.source} was mounted on it: {error.strerror}"
+            ) from None
+        return found[0]
 
-    def _changed(self, target: Place, found: str) -> str:
-        return f"{target.path} was changed in the container while {self.source} was mounted on it: {found}"
+    def _found(self, root: ConfinedRoot, target: Place) -> int:
+        """A descriptor of the mount that was made last, OSError where something else stands there."""
+        mounted = target.look_again(root)
+        if not same_file(os.fstat(mounted), self.status()):
+            raise OSError(errno.ESTALE, "something else stands there", target.path)
+        return mounted
 
     def _set_flags(self, root: ConfinedRoot, mounted: int, path: str) -> None:
         """Add our options to those that the mount has: a user namespace may take none of them away (EPERM)."""
@@ -224,8 +233,9 @@ class Places:
             self._ledger.add(f"remove folder {name}", lambda: os.rmdir(name, dir_fd=parent))
             return
         flags = os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC
-        os.close(os.open(name, flags, 0o644, dir_fd=parent))
+        made = os.open(name, flags, 0o644, dir_fd=parent)
         self._ledger.add(f"remove {name}", lambda: os.unlink(name, dir_fd=parent))
+        os.close(made)
 
 
 def attach(tree: HostTree, path: str, places: Places, ledger: Ledger) -> None:

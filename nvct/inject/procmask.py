@@ -10,7 +10,7 @@ import errno
 import os
 from stat import S_ISDIR
 
-from nvct.errors import ContainerChanged, InjectionError
+from nvct.errors import InjectionError
 from nvct.inject import syscalls
 from nvct.inject.mounts import HostTree, Place
 from nvct.inject.propagation import check_stays_inside
@@ -37,9 +37,8 @@ class ProcMask:
     def __init__(self, edit: ProcEdit, owner: tuple[int, int]) -> None:
         # Writable for its owner, who fills it; the mount becomes read-only in the end.
         self._options = {"mode": "0755", "uid": str(owner[0]), "gid": str(owner[1])}
-        self.texts = {
-            name: _text(f"{edit.source}/{name}") for name in edit.files if os.path.exists(f"{edit.source}/{name}")
-        }
+        texts = {name: _text(f"{edit.source}/{name}") for name in edit.files}
+        self.texts = {name: text for name, text in texts.items() if text is not None}
         names = [f"gpus/{name}" for name in edit.gpus] + [f"capabilities/{name}" for name in edit.capabilities]
         self.trees = {name: HostTree(f"{edit.source}/{name}", _TREE_OPTIONS) for name in names}
         self._folders = {f"gpus/{name}" for name in edit.gpus}
@@ -92,8 +91,7 @@ class ProcMask:
         except OSError as error:
             if error.errno != errno.ENOSYS:
                 raise
-            tmpfs = self._mount(root, there)
-            ledger.add(f"uncover {TARGET}", lambda: _uncover(root, tmpfs))
+            tmpfs = self._mount(root, there, ledger)
             self._fill(tmpfs)
         else:
             self._fill(tmpfs)
@@ -101,15 +99,15 @@ class ProcMask:
             ledger.add(f"uncover {TARGET}", lambda: _uncover(root, tmpfs))
         return tmpfs
 
-    def _mount(self, root: ConfinedRoot, there: int) -> int:
+    def _mount(self, root: ConfinedRoot, there: int, ledger: Ledger) -> int:
         os.fchdir(root.own_descriptors)
         flags = syscalls.MS_NOSUID | syscalls.MS_NODEV | syscalls.MS_NOEXEC
         options = ",".join(f"{name}={value}" for name, value in self._options.items())
         syscalls.mount("tmpfs", str(there), "tmpfs", flags, options, TARGET)
-        tmpfs = root.open(TARGET, os.O_PATH | os.O_DIRECTORY)
-        if syscalls.filesystem_magic(tmpfs, TARGET) != syscalls.TMPFS_MAGIC:
-            raise ContainerChanged(f"{TARGET} was changed in the container while it was covered")
-        return tmpfs
+        found: list[int] = []
+        ledger.add(f"uncover {TARGET}", lambda: _uncover(root, found[0] if found else _new_mount(root)))
+        found.append(_new_mount(root))
+        return found[0]
 
     def _attach_tree(self, root: ConfinedRoot, tmpfs: int, name: str, tree: HostTree, ledger: Ledger) -> None:
         folder, _, last = name.rpartition("/")
@@ -131,8 +129,20 @@ class ProcMask:
         )
 
 
-def _text(path: str) -> bytes:
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+def _new_mount(root: ConfinedRoot) -> int:
+    """The tmpfs that was mounted last, which can be found by its name alone."""
+    tmpfs = root.open(TARGET, os.O_PATH | os.O_DIRECTORY)
+    if syscalls.filesystem_magic(tmpfs, TARGET) != syscalls.TMPFS_MAGIC:
+        raise OSError(errno.ESTALE, "was changed in the container while it was covered", TARGET)
+    return tmpfs
+
+
+def _text(path: str) -> bytes | None:
+    """What a file of the host's says to a container; None where this driver has no such file."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return None
     try:
         text = os.read(descriptor, _MOST_TEXT)
     finally:
