@@ -28,7 +28,7 @@ from nvct.sim.bundle import HOOK_ENV
 from nvct.sim.profiles import spec_from_profile
 from nvct.sim.spec import NodeSpec, NvmlBehaviour
 from tests.bench import report
-from tests.bench.rows import CGROUPS, PYTHON, Case, Row, Run, Workshop
+from tests.bench.rows import CGROUPS, PYTHON, Case, Row, Run, Workshop, memory_folder
 from tests.support.nodes import DGX_GPUS, DGX_MIG, DGX_MIG_DEVICES, SimNode, kept
 from tests.support.runc import TREE
 
@@ -60,12 +60,13 @@ def main() -> None:
     options = _options()
     if os.geteuid() != 0:
         sys.exit("bench: runc containers with device nodes need root")
-    with tempfile.TemporaryDirectory(prefix="nvct-bench-") as name, ExitStack() as nodes:
+    with tempfile.TemporaryDirectory(prefix="nvct-bench-") as name, ExitStack() as stack:
         folder = Path(name)
+        workshop = Workshop(folder, stack.enter_context(memory_folder(folder / "memory")))
         timed = folder / "timed"
         subprocess.run(["cc", "-O1", "-o", timed, TIMED], check=True)
-        cases = _cases(folder, nodes)
-        samples = _measure(_rows(cases, Workshop(folder)), options.rounds, timed, folder)
+        cases = _cases(folder, stack)
+        samples = _measure(_rows(cases, workshop), options.rounds, timed, folder)
     results = _results(cases, samples, options.rounds)
     text = json.dumps(results, indent=2) + "\n"
     if options.json:
@@ -84,11 +85,11 @@ def _options() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def _cases(folder: Path, nodes: ExitStack) -> list[Case]:
+def _cases(folder: Path, stack: ExitStack) -> list[Case]:
     spec = spec_from_profile("dgx-a100", mig=DGX_MIG)
-    usual = nodes.enter_context(_node(spec, folder / "usual"))
-    slow = nodes.enter_context(_node(replace(spec, nvml=NvmlBehaviour(delay_s=0.5)), folder / "slow"))
-    divided = nodes.enter_context(_node(spec_from_profile("dgx-a100", mig=SEVEN_EACH), folder / "divided"))
+    usual = stack.enter_context(_node(spec, folder / "usual"))
+    slow = stack.enter_context(_node(replace(spec, nvml=NvmlBehaviour(delay_s=0.5)), folder / "slow"))
+    divided = stack.enter_context(_node(spec_from_profile("dgx-a100", mig=SEVEN_EACH), folder / "divided"))
     one = {"NVIDIA_VISIBLE_DEVICES": "2"}
     one_node = frozenset((*CONTROL, "nvidia3"))
     mig = DGX_MIG_DEVICES["0:1"]
