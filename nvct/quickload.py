@@ -10,7 +10,7 @@ from __future__ import annotations
 import marshal
 import os
 import sys
-from _frozen_importlib_external import MAGIC_NUMBER  # type: ignore[import-not-found]  # importlib takes long
+from _frozen_importlib_external import MAGIC_NUMBER  # importlib takes long
 
 from nvct.trust import why_unsafe
 
