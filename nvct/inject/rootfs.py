@@ -27,6 +27,9 @@ _MOST_TRIES = 1_000
 # The kernel has no such limit: 40 links can have 80,000 components. A step takes it 50 ns, and us 10 us.
 _MOST_STEPS = 1_000
 
+# More than the loader cache of a large image has: what is read at once is copied once.
+_CHUNK = 4 << 20
+
 _ANCHOR = os.O_PATH | os.O_CLOEXEC
 
 
@@ -241,7 +244,7 @@ def _shorten(trail: list[int], length: int) -> None:
 
 def _read_up_to(descriptor: int, most: int) -> bytes:
     chunks = []
-    while most > 0 and (chunk := os.read(descriptor, min(most, 1 << 20))):
+    while most > 0 and (chunk := os.read(descriptor, min(most, _CHUNK))):
         chunks.append(chunk)
         most -= len(chunk)
     return b"".join(chunks)

@@ -715,20 +715,13 @@ def test_the_hook_may_import_it() -> None:
     assert done.stdout.strip() == ""
 
 
-@given(ADDITIONS, ADDITIONS, st.lists(st.sampled_from(["lib", "liba", "lib0", "libé", "b"]), max_size=3))
+@given(ADDITIONS, ADDITIONS, st.lists(st.sampled_from(["lib", "liba", "lib0a", "lib12.", "libé", "b"]), max_size=3))
 def test_only_names_with_the_beginnings_are_asked_about(
     old: list[tuple[str, str, int]], more: list[tuple[str, str, int]], beginnings: list[str]
 ) -> None:
     data = merge(merge(None, old), more)
     asked: list[tuple[str, str]] = []
     merge(data, [], lambda name, path: asked.append((name, path)) is not None, beginnings=tuple(beginnings))
-    expected = [(entry.name, entry.path) for entry in parse(data).entries if entry.name.startswith(tuple(beginnings))]
-    assert sorted(asked) == sorted(expected)
+    expected = {(entry.name, entry.path) for entry in parse(data).entries if entry.name.startswith(tuple(beginnings))}
+    assert set(asked) == expected
 
-
-def test_beginnings_that_stand_everywhere_are_found_too() -> None:
-    """Past some number the names are read one by one: to look for each in the table would take for ever."""
-    old = [(f"libx{number}.so", f"/libx/libx{number}.so", NATIVE) for number in range(300)]
-    data = merge(None, [*old, ("liby.so", "/libx.so", NATIVE)])
-    left = merge(data, [], lambda _name, _path: True, beginnings=("libx",))
-    assert [entry.name for entry in parse(left).entries] == ["liby.so"]
