@@ -72,6 +72,8 @@ _BIG_ENDIAN = 3
 _EXTENSION_MAGIC = 0xEAA42174
 _HWCAPS_TAG = 1  # its section is an array of u32 string offsets: names of glibc-hwcaps folders
 
+_TOP = 1 << 31
+
 _ORDER_NAMES = {"<": "little", ">": "big"}  # struct's letters
 
 _REMEDY = "rebuild it with ldconfig in the image"
@@ -269,6 +271,19 @@ def _check_offsets(offsets: Sequence[int], first: int, last: int) -> None:
         )
 
 
+def _all_between(offsets: bytes, first: int, last: int) -> bool:
+    """Whether each of the little-endian u32 is at least `first` and below `last`; both are at most MAX_SIZE.
+
+    All are added to at once, as one long number, and the top bits looked at: min() and max() of 40,000 numbers take a
+    millisecond more. Nothing is carried into the next one, since no top bit is set before.
+    """
+    ones = int.from_bytes(b"\1\0\0\0" * (len(offsets) // 4), "little")
+    top, every = ones << 31, int.from_bytes(offsets, "little")
+    if every & top:
+        return False
+    return every + ones * (_TOP - first) & top == top and not every + ones * (_TOP - last) & top
+
+
 def _old_count(data: bytes) -> tuple[int, str]:
     """The number of old entries, and the byte order: an old header tells none, so that in which they fit the file."""
     if len(data) < _OLD_HEADER:
@@ -310,7 +325,9 @@ def _parse_new(data: bytes, start: int, form: str) -> Cache:
     if order == ">":
         table = _table(_halves_swapped(_struct.unpack(f">{count * _WORDS}I", table)))
     for column in (1, 2):
-        _check_offsets(_column(table, column), strings_at, strings_at + size)
+        offsets = _column(table, column)
+        if not _all_between(offsets.tobytes(), strings_at, strings_at + size):
+            _check_offsets(offsets, strings_at, strings_at + size)
     strings = data[start + strings_at : start + strings_at + size]
     sections = _parse_extension(data, extension_at, order) if extension_at else ()
     for section in sections:

@@ -725,3 +725,10 @@ def test_only_names_with_the_beginnings_are_asked_about(
     expected = {(entry.name, entry.path) for entry in parse(data).entries if entry.name.startswith(tuple(beginnings))}
     assert set(asked) == expected
 
+
+@given(st.lists(st.integers(0, (1 << 32) - 1), max_size=5), st.integers(0, 1 << 26), st.integers(0, 1 << 26))
+def test_offsets_are_compared_all_at_once(offsets: list[int], first: int, last: int) -> None:
+    near = [first, last, max(first - 1, 0), max(last - 1, 0), *offsets]
+    for numbers in ([], offsets, near[:1], near[3:4], near):
+        packed = struct.pack(f"<{len(numbers)}I", *numbers)
+        assert ldcache._all_between(packed, first, last) == all(first <= number < last for number in numbers)
