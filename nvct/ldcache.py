@@ -482,9 +482,7 @@ def _encode(text: str) -> bytes:
     return text.encode("utf-8", "surrogateescape")
 
 
-def _merged(
-    cache: Cache, add: Sequence[Addition], drop: Drop, beginnings: tuple[str, ...], signed_char: bool
-) -> Cache:
+def _merged(cache: Cache, add: Sequence[Addition], drop: Drop, beginnings: tuple[str, ...], signed_char: bool) -> Cache:
     """The cache with additions and without dropped entries; the same object when it is so already."""
     new, replaced, kept = _place(cache, add, signed_char)
     gone = (replaced | _dropped(cache, drop, beginnings, signed_char)) - kept

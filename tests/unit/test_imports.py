@@ -25,7 +25,7 @@ FLOORS = (
     ("inject", "node"),
     ("oci", "cdi", "engines", "mig", "limits", "k8s", "metrics", "doctor", "sim"),
     ("cli",),
-    ("__main__",),
+    ("__main__", "start"),
 )
 FLOOR = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}
 
@@ -48,6 +48,8 @@ HOT = (
     "nvct.node.recheck",
     "nvct.node.current",
     "nvct.oci.hook",
+    "nvct.oci.give",
+    "nvct.start",
 )
 SLOW = set(
     """click yaml pynvml pyroute2 psutil elftools dataclasses typing pathlib subprocess logging argparse re json ctypes
