@@ -189,9 +189,9 @@ def merge(
 
     Empty or None is a cache without entries. An added name replaces every entry of that name and architecture, whatever
     processors it is for; names are equal that ld.so holds equal (`lib01.so`, `lib1.so`), and the last of two wins.
-    `drop`, a set or a function of (name, path), is asked about the old entries whose names have one of the `beginnings`,
-    which end in no digit; one that equals an addition stays. `parsed` is what `parse` makes of `data`, where the caller
-    has it.
+    `drop`, a set or a function of (name, path), is asked about the old entries whose names have one of the
+    `beginnings`, which end in no digit; one that equals an addition stays. `parsed` is what `parse` makes of `data`,
+    where the caller has it.
     Where nothing changes, `data` comes back as it is, so to merge twice is to merge once. Strings of entries that go
     stay in the file as dead bytes, since finding those that nobody shares would mean to read them all.
 

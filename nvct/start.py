@@ -1,9 +1,9 @@
 """How the hook starts: look who can have written the code, then load it, and out of one file where there is one.
 
 To find and open fifty modules one by one takes as long as to start Python. The file beside Python's own compiled ones,
-`nvct/__pycache__/hook.<tag>.code`, holds the same as those, with the version of every source that was looked at. Where it
-is absent, damaged, of another version or somebody else's, the modules are imported as usual, and it is written for the
-next start.
+`nvct/__pycache__/hook.<tag>.code`, holds the same as those, with the version of every source that was looked at. Where
+it is absent, damaged, of another version or somebody else's, the modules are imported as usual, and it is written for
+the next start.
 """
 
 from __future__ import annotations
@@ -47,8 +47,6 @@ def load(path: str, versions: list[Version]) -> None:
     if modules is not None:
         _run(modules)
         return
-    import nvct.oci.give  # noqa: F401  # brings the others
-    import nvct.oci.hook
 
     try:  # noqa: SIM105  # contextlib is slow to import
         _write(path, versions)

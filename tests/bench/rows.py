@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from nvct import ldcache
-from nvct.sim.bundle import make_rootfs, write_config
 from nvct.sim.bundle import config as container
+from nvct.sim.bundle import make_rootfs, write_config
 from tests.support.bare import BareContainer
 from tests.support.nodes import SimNode
 from tests.support.runc import HOOK, kernel_hook, nvct_hook
