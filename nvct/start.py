@@ -47,7 +47,8 @@ def load(path: str, versions: list[Version]) -> None:
     if modules is not None:
         _run(modules)
         return
-
+    for name in ("nvct.oci.hook", "nvct.oci.give"):
+        __import__(name)
     try:  # noqa: SIM105  # contextlib is slow to import
         _write(path, versions)
     except OSError:
