@@ -72,14 +72,20 @@ def trusted_owners() -> set[int]:
     """
     owners = {0, os.geteuid()}
     try:
-        with open("/proc/self/uid_map", encoding="ascii") as stream:
-            identity = stream.read().split() == ["0", "0", "4294967295"]
-        if not identity:
-            with open("/proc/sys/kernel/overflowuid", encoding="ascii") as stream:
-                owners.add(int(stream.read()))
+        if read_line("/proc/self/uid_map").split() != [b"0", b"0", b"4294967295"]:
+            owners.add(int(read_line("/proc/sys/kernel/overflowuid")))
     except OSError:
         pass  # without /proc the host's root cannot be recognised, and is not trusted
     return owners
+
+
+def read_line(path: str) -> bytes:
+    """A short file of the kernel's. `open` would look up a codec, and ask five times what kind of file this is."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        return os.read(descriptor, 1 << 12)
+    finally:
+        os.close(descriptor)
 
 
 def _first(reasons: Iterable[str]) -> str:

@@ -303,11 +303,13 @@ def _read_trusted(run_dir: str, name: str) -> str | None:
         return None
     finally:
         os.close(folder)
-    with os.fdopen(handle, "rb") as stream:
+    try:
         status = os.fstat(handle)
         if not stat.S_ISREG(status.st_mode) or not _is_safe(status, run_dir):
             return None
-        return stream.read().decode("utf-8", "replace")
+        return os.read(handle, status.st_size).decode("utf-8", "replace")
+    finally:
+        os.close(handle)
 
 
 def _open_folder(run_dir: str, make: bool) -> int:

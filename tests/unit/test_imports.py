@@ -16,7 +16,8 @@ PACKAGE = Path(nvct.__file__).parent
 
 # The rooms from the ground up; a module may import those of its own room and of rooms below, never of one beside it.
 FLOORS = (
-    ("__init__", "record", "errors", "fastjson", "userns", "trust"),
+    ("__init__", "record", "errors", "fastjson", "trust"),
+    ("userns",),
     ("model",),
     ("settings", "ldcache"),
     ("requirements", "request", "established"),
