@@ -235,6 +235,7 @@ def test_a_huge_line_takes_little_memory(front: Fronts) -> None:
     process.returncode = os.waitstatus_to_exitcode(status)
     assert process.returncode == 1
     assert "is longer than 16777216 bytes" in said
+    assert said.count("\n") == 1
     assert usage.ru_maxrss < 160 << 10
 
 
