@@ -46,10 +46,10 @@ class ProcMask:
     def _fill(self, tmpfs: int) -> None:
         for name, text in self.texts.items():
             _write(tmpfs, name, text)
-        os.mkdir("gpus", 0o755, dir_fd=tmpfs)  # empty when no GPU is visible, as a node without one has it
+        made = {""}
+        _make_folders(tmpfs, "gpus", made)  # empty when no GPU is visible, as a node without one has it
         for name in self.trees:
-            folder = name if name in self._folders else os.path.dirname(name)
-            _make_folders(tmpfs, folder)
+            _make_folders(tmpfs, name if name in self._folders else name.rpartition("/")[0], made)
             if name not in self._folders:
                 _write(tmpfs, name, b"")
 
@@ -110,13 +110,11 @@ class ProcMask:
         return found[0]
 
     def _attach_tree(self, root: ConfinedRoot, tmpfs: int, name: str, tree: HostTree, ledger: Ledger) -> None:
-        folder, _, last = name.rpartition("/")
-        parent = os.open(folder, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=tmpfs)
-        target = os.open(last, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=parent)
+        # All on the way is of our own making, and nobody else can change it.
+        target = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=tmpfs)
         # The tmpfs goes as a whole when this is undone: what is mounted on it goes with it.
-        tree.attach(root, Place(f"{TARGET}/{name}", target, parent, last), ledger)
+        tree.attach(root, Place(f"{TARGET}/{name}", target, tmpfs, name), ledger)
         os.close(target)
-        os.close(parent)
 
     def _is_shown_by(self, root: ConfinedRoot, there: int) -> bool:
         """Whether a mask with just this content stands there: an earlier run's."""
@@ -156,13 +154,11 @@ def _write(tmpfs: int, name: str, text: bytes) -> None:
     os.close(descriptor)
 
 
-def _make_folders(tmpfs: int, path: str) -> None:
-    parts = path.split("/")
-    for depth in range(1, len(parts) + 1):
-        try:
-            os.mkdir("/".join(parts[:depth]), 0o755, dir_fd=tmpfs)
-        except FileExistsError:
-            continue
+def _make_folders(tmpfs: int, path: str, made: set[str]) -> None:
+    if path not in made:
+        _make_folders(tmpfs, path.rpartition("/")[0], made)
+        os.mkdir(path, 0o755, dir_fd=tmpfs)
+        made.add(path)
 
 
 def _collect(root: ConfinedRoot, folder: int, prefix: str, opaque: set[str], found: dict[str, bytes]) -> None:

@@ -29,6 +29,9 @@ _MOST_STEPS = 1_000
 # How the kernel says that there is nothing at a path for the container's root. Any other error says nothing about it.
 NOT_THERE = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.EACCES, errno.ENAMETOOLONG, errno.EXDEV)
 
+# More than the loader cache of a large image has: what is read at once is copied once.
+_CHUNK = 4 << 20
+
 _ANCHOR = os.O_PATH | os.O_CLOEXEC
 
 
@@ -247,7 +250,7 @@ def _shorten(trail: list[int], length: int) -> None:
 
 def _read_up_to(descriptor: int, most: int) -> bytes:
     chunks = []
-    while most > 0 and (chunk := os.read(descriptor, min(most, 1 << 20))):
+    while most > 0 and (chunk := os.read(descriptor, min(most, _CHUNK))):
         chunks.append(chunk)
         most -= len(chunk)
     return b"".join(chunks)

@@ -309,7 +309,7 @@ def _read_trusted(run_dir: str, name: str) -> str | None:
         status = os.fstat(handle)
         if not stat.S_ISREG(status.st_mode) or not _is_safe(status, run_dir) or status.st_size > _MOST_BYTES:
             return None
-        return b"".join(iter(lambda: os.read(handle, 1 << 20), b"")).decode("utf-8", "replace")
+        return os.read(handle, status.st_size).decode("utf-8", "replace")
     except OSError:
         return None
     finally:
