@@ -185,6 +185,7 @@ class Request:
     Tokens stand as they were written, in their order, without blanks and empty ones; an Ask without tokens is a
     variable that is set and empty, None one that is unset.
 
+    `annotations`: by key, the annotations in which engines are asked for CDI devices; those of a runtime's spec only.
     `devices`: NVIDIA_VISIBLE_DEVICES. `swarm`: by name, the DOCKER_RESOURCE_* variables, in which docker swarm says
     which of a node's resources a task reserved. `mount_list`: devices listed as mounts of /dev/null; `imex_mounts`:
     IMEX channels listed so. `capabilities`: NVIDIA_DRIVER_CAPABILITIES. `legacy_cuda`: the CUDA_VERSION of an image
@@ -208,6 +209,7 @@ class Request:
     extras: dict[str, Ask] = {}
     privileged: bool = False
     container: ContainerRoot = ContainerRoot()
+    annotations: dict[str, Ask] = {}
 
 
 @record
@@ -315,3 +317,42 @@ class Edits:
     env: dict[str, str] = {}
     stale: tuple[StaleName, ...] = ()
     warnings: tuple[str, ...] = ()
+
+
+@record
+class Case:
+    """Edits that a container gets when it has all of these device nodes (paths in the container).
+
+    `no_compat`: why the image's forward compatibility libraries are of no use with them, "" where they may be.
+    """
+
+    nodes: tuple[str, ...]
+    edits: Edits
+    no_compat: str = ""
+
+
+@record
+class Pending:
+    """What of a plan can only be decided when the container is known, for a spec that serves many.
+
+    `cases` say what comes with each device. `profile`: why the container gets an application profile for its GPUs, ""
+    where it gets none. `no_compat` as in Case, for all devices of the node; `driver_version` is what forward
+    compatibility libraries are compared with.
+    """
+
+    driver_version: str
+    cases: tuple[Case, ...] = ()
+    profile: str = ""
+    no_compat: str = ""
+
+
+@record
+class Remainder:
+    """What of Edits a spec cannot express, for nvct's hook to carry out.
+
+    `edits` has neither devices nor mounts. `architecture` is the driver's. Without `pending` the edits are complete.
+    """
+
+    edits: Edits
+    architecture: str
+    pending: Pending | None = None

@@ -3,16 +3,11 @@
 from __future__ import annotations
 
 import click
-from click.shell_completion import CompletionItem, get_completion_class
+from click.shell_completion import get_completion_class
 
 from nvct.cli.output import echo
 
 _SHELLS = ("bash", "zsh", "fish")
-
-
-def file_names(_context: click.Context, _parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """Completes the name of a file, for options whose value nvct itself checks."""
-    return [CompletionItem(incomplete, type="file")]
 
 
 @click.command()

@@ -11,7 +11,7 @@ import click
 
 from nvct import established
 from nvct import settings as settings_file
-from nvct.cli.completion import file_names
+from nvct.cli.files import file_names
 from nvct.cli.output import echo, heading, json_option, line, print_json, table
 from nvct.cli.source import Source
 from nvct.errors import ConfigError

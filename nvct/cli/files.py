@@ -8,11 +8,17 @@ import stat
 from typing import Any
 
 import click
+from click.shell_completion import CompletionItem
 
 from nvct.errors import ConfigError
 
 # An inventory with 64 GPUs, or the config.json of a large pod, has some 100 KiB.
 _MOST_BYTES = 16 << 20
+
+
+def file_names(_context: click.Context, _parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """Completes the name of a file, for options whose value nvct itself checks."""
+    return [CompletionItem(incomplete, type="file")]
 
 
 class RegularFile(click.Path):

@@ -9,22 +9,30 @@ import sys
 import click
 
 from nvct import __version__
-from nvct.cli.completion import completion, file_names
-from nvct.cli.config import config
 from nvct.cli.exits import ReportingGroup, exit_code_table, open_missing_output
-from nvct.cli.explain import explain
-from nvct.cli.files import RegularFile
-from nvct.cli.node import info, list_gpus, refresh
-from nvct.cli.plan import plan
-from nvct.cli.sim import sim
+from nvct.cli.files import RegularFile, file_names
+from nvct.cli.lazy import LazyCommands
 from nvct.cli.source import Source
 from nvct.settings import DEFAULT_PATH
+
+_COMMANDS = {
+    "cdi": "nvct.cli.cdi:cdi",
+    "completion": "nvct.cli.completion:completion",
+    "config": "nvct.cli.config:config",
+    "explain": "nvct.cli.explain:explain",
+    "info": "nvct.cli.node:info",
+    "list": "nvct.cli.node:list_gpus",
+    "plan": "nvct.cli.plan:plan",
+    "refresh": "nvct.cli.node:refresh",
+    "sim": "nvct.cli.sim:sim",
+}
 
 _EXISTING_FOLDER = click.Path(exists=True, file_okay=False, resolve_path=True)
 
 
 @click.group(
     cls=ReportingGroup,
+    commands=LazyCommands(_COMMANDS),
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120},
     epilog=exit_code_table(),
 )
@@ -69,10 +77,6 @@ def cli(context: click.Context, config: str, root: str | None, inventory_file: s
         raise click.UsageError("--root and --inventory exclude each other: a saved inventory has its own roots")
     # Absolute, since each settings file has an inventory of its own, and the hook knows the file by this name.
     context.obj = Source(config=os.path.abspath(config), root=root or "", inventory_file=inventory_file or "")
-
-
-for command in (list_gpus, info, plan, explain, refresh, sim, config, completion):
-    cli.add_command(command)
 
 
 def main() -> None:

@@ -10,12 +10,15 @@ import json
 from collections.abc import Iterable, Sequence
 
 import click
-from rich.console import Console
-from rich.padding import Padding
-from rich.table import Table
-from rich.text import Text
 
 from nvct.cli.exits import STANDARD_OUTPUT
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from rich.padding import Padding
+    from rich.text import Text
+
+# rich is imported where something is shown to a person: it takes as long as all else that a command does.
 
 # More than any row has: rich must not fold.
 _WIDTH = 10_000
@@ -37,15 +40,23 @@ def print_json(value: object) -> None:
 
 
 def heading(text: str) -> None:
+    from rich.text import Text
+
     _print(Text(text, style="bold"))
 
 
 def line(text: str, style: str = "") -> None:
+    from rich.text import Text
+
     _print(Text(text, style=style))
 
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[str]], indent: int = 0) -> None:
     """Rows under their columns' names; columns all named `""` make a table without a head."""
+    from rich.padding import Padding
+    from rich.table import Table
+    from rich.text import Text
+
     grid = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), show_header=any(columns), header_style="")
     for name in columns:
         grid.add_column(Text(name, style="bold"), no_wrap=True)
@@ -65,6 +76,8 @@ def count(number: int, noun: str) -> str:
 
 
 def _print(what: Text | Padding) -> None:
+    from rich.console import Console
+
     console = Console(highlight=False, width=_WIDTH)
     with console.capture() as captured:
         console.print(what)

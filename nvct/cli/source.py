@@ -10,9 +10,7 @@ from nvct.errors import ConfigError
 from nvct.model import Inventory
 from nvct.node import current
 from nvct.node.current import Current
-from nvct.node.discover import discover
 from nvct.node.saved import check_schema, inventory_from_json
-from nvct.node.shape import check_shape
 from nvct.record import record, replace
 from nvct.settings import Settings
 
@@ -32,7 +30,10 @@ class Source:
         """
         if self.inventory_file:
             return Current(settings_file.load(self.config), _read_inventory(self.inventory_file))
-        if self.root:  # what is kept describes the node as the settings file sees it
+        if self.root:
+            from nvct.node.discover import discover  # slow, and not needed while what is kept is fresh
+
+            # What is kept describes the node as the settings file sees it.
             settings = _with_root(settings_file.load(self.config), self.root)
             return Current(settings, discover(settings))
         return current.current(self.config)
@@ -53,6 +54,8 @@ def _with_root(settings: Settings, root: str) -> Settings:
 
 
 def _read_inventory(path: str) -> Inventory:
+    from nvct.node.shape import check_shape
+
     data = read_json(path, "a file made by `nvct info --json`")
     try:
         check_schema(data)

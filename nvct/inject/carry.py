@@ -21,7 +21,7 @@ from nvct.inject.files import write_file
 from nvct.inject.ledger import Ledger
 from nvct.inject.links import make_link, remove_stale
 from nvct.inject.loader import update_loader_cache
-from nvct.inject.mounts import DEVICE_OPTIONS, HostTree, Places, attach, check_device
+from nvct.inject.mounts import DEVICE_OPTIONS, HostTree, Places, attach, attach_again, check_device
 from nvct.inject.procmask import ProcMask
 from nvct.inject.propagation import shared_mounts
 from nvct.inject.rootfs import birth
@@ -240,17 +240,19 @@ class _Carrier:
         """
         if make_link(link, self._places, self.ledger):
             return
-        library = self._library_behind(link)
-        if library is None:
+        library = self._end_of(link)
+        tree = self._by_target.get(library)
+        if tree:
+            attach(tree, link.path, self._places, self.ledger)
+        elif not attach_again(library, link.path, self._places, self.ledger):
             raise InjectionError(
                 f"{link.path} is to be a link to {link.target}, but the image has a file there: remove it"
             )
-        attach(library, link.path, self._places, self.ledger)
 
-    def _library_behind(self, link: LinkEdit) -> HostTree | None:
+    def _end_of(self, link: LinkEdit) -> str:
         folder = link.path.rsplit("/", 1)[0]
         links = {other.path: other.target for other in self.edits.links}
         path = f"{folder}/{link.target}"
         while path in links:
             path = f"{folder}/{links[path]}"
-        return self._by_target.get(path)
+        return path

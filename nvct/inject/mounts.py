@@ -11,11 +11,11 @@ from __future__ import annotations
 
 import errno
 import os
-from stat import S_ISCHR, S_ISDIR, S_ISLNK, S_ISSOCK
+from stat import S_ISCHR, S_ISDIR, S_ISLNK, S_ISREG, S_ISSOCK
 
 from nvct.errors import ContainerChanged, InjectionError
 from nvct.inject import syscalls
-from nvct.inject.propagation import check_stays_inside
+from nvct.inject.propagation import check_stays_inside, mount_id
 from nvct.inject.rootfs import check_ordinary
 
 TYPE_CHECKING = False
@@ -67,15 +67,8 @@ class HostTree:
         self._set_attributes()
 
     def _check_kind(self) -> None:
-        """Discovery has resolved links and looked who owns what; what has become a link since, in a folder that others
-        can write to, would give away whatever it leads to. What is writable must still be a socket or root's folder.
-        """
-        status = self.status = os.fstat(self.descriptor)
-        if S_ISLNK(status.st_mode):
-            raise OSError(errno.ELOOP, "has become a link", self.source)
-        writable = _ATTRIBUTES["ro"] not in self._options
-        if writable and not S_ISSOCK(status.st_mode) and not (S_ISDIR(status.st_mode) and status.st_uid == 0):
-            raise OSError(errno.EPERM, "is neither a socket nor a folder of root's", self.source)
+        self.status = os.fstat(self.descriptor)
+        check_source(self.status, self.source, writable=_ATTRIBUTES["ro"] not in self._options)
 
     def _set_attributes(self) -> None:
         wanted = sum(attribute for attribute, _ in self._options)
@@ -158,6 +151,18 @@ class HostTree:
                 f"{self.source} lies on a file system that is mounted nodev, which cannot be lifted in a user "
                 "namespace: have root mount it with `dev`, or let `dev_root` in nvct's settings name another place"
             )
+
+
+def check_source(status: os.stat_result, source: str, writable: bool) -> None:
+    """Raise OSError when what stands at `source` on the host, itself and not what it leads to, must not be mounted.
+
+    Discovery has resolved links and looked who owns what; what has become a link since, in a folder that others can
+    write to, would give away whatever it leads to. What is writable must still be a socket or root's folder.
+    """
+    if S_ISLNK(status.st_mode):
+        raise OSError(errno.ELOOP, "has become a link", source)
+    if writable and not S_ISSOCK(status.st_mode) and not (S_ISDIR(status.st_mode) and status.st_uid == 0):
+        raise OSError(errno.EPERM, "is neither a socket nor a folder of root's", source)
 
 
 class Place:
@@ -259,6 +264,28 @@ def attach(tree: HostTree, path: str, places: Places, ledger: Ledger) -> None:
         check_stays_inside(target.descriptor, path, places.root, places.shared)
         tree.attach(places.root, target, ledger)
     os.close(target.descriptor)
+
+
+def attach_again(mounted: str, path: str, places: Places, ledger: Ledger) -> bool:
+    """Mount at `path` too what the runtime has mounted at `mounted` for a spec; False when no file is mounted there."""
+    root = places.root
+    try:
+        source = root.open(mounted)
+    except FileNotFoundError:
+        return False
+    folder = places.folder(os.path.dirname(mounted))
+    if mount_id(source, root) == mount_id(folder, root) or not S_ISREG(os.fstat(source).st_mode):
+        os.close(source)
+        return False
+    target = places.place(path, is_folder=False)
+    if not same_file(os.fstat(source), os.fstat(target.descriptor)):
+        check_stays_inside(target.descriptor, path, root, places.shared)
+        copy = syscalls.copy_mount(source, mounted)
+        syscalls.move_mount(copy, target.descriptor, path)
+        ledger.add(f"unmount {path}", lambda: _unmount(root, copy, path))
+    os.close(target.descriptor)
+    os.close(source)
+    return True
 
 
 def same_file(one: os.stat_result, other: os.stat_result) -> bool:

@@ -31,17 +31,18 @@ def shared_mounts(pid: int) -> frozenset[str]:
 
 def check_stays_inside(place: int, path: str, root: ConfinedRoot, shared: frozenset[str]) -> None:
     """Raise InjectionError when what is mounted on the descriptor `place` would appear on the host."""
-    if shared and _mount_id(place, root) in shared:
+    if shared and mount_id(place, root) in shared:
         raise InjectionError(
             f"{path} lies on a volume with shared propagation, so what is mounted there would appear on the host: "
             "give the volume the propagation rslave (Kubernetes: HostToContainer), or another place"
         )
 
 
-def _mount_id(place: int, root: ConfinedRoot) -> str:
-    descriptor = os.open(f"../fdinfo/{place}", os.O_RDONLY | os.O_CLOEXEC, dir_fd=root.own_descriptors)
+def mount_id(descriptor: int, root: ConfinedRoot) -> str:
+    """The id of the mount that the descriptor lies on, as mountinfo has it."""
+    information = os.open(f"../fdinfo/{descriptor}", os.O_RDONLY | os.O_CLOEXEC, dir_fd=root.own_descriptors)
     try:
-        text = os.read(descriptor, 1 << 12).decode()
+        text = os.read(information, 1 << 12).decode()
     finally:
-        os.close(descriptor)
+        os.close(information)
     return text.partition("mnt_id:")[2].split(None, 1)[0]

@@ -9,7 +9,7 @@ from __future__ import annotations
 from nvct.model import WSL, Edits, Inventory, Request
 from nvct.plan.accept import accept
 from nvct.plan.capabilities import capabilities_of
-from nvct.plan.compat import with_compat
+from nvct.plan.compat import compat_objection, with_compat
 from nvct.plan.devices import choose, resolve
 from nvct.plan.extras import extras
 from nvct.plan.files import driver_files
@@ -20,7 +20,15 @@ from nvct.plan.requirements import check_requirements
 from nvct.record import replace
 from nvct.settings import Settings
 
-__all__ = ["plan", "resolve"]
+__all__ = ["plan", "plan_each", "resolve"]
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from nvct.plan.files import Files
+
+    _Known = dict[tuple[object, ...], Files]
 
 _PRIVILEGED = (
     "the container has CAP_SYS_ADMIN, so nothing can be denied there: it gets what it asks for, "
@@ -34,6 +42,18 @@ def plan(inventory: Inventory, request: Request, settings: Settings) -> Edits:
 
     Raises RequestError for a request that cannot be honoured here, DriverError for a node that cannot honour any.
     """
+    return _plan(inventory, request, settings, {})
+
+
+def plan_each(inventory: Inventory, requests: Sequence[Request], settings: Settings) -> list[Edits]:
+    """The plan of every request, for a spec that serves many: driver files take most of the time, and are worked out
+    once for requests that differ in devices only. Raises as `plan`.
+    """
+    known: _Known = {}
+    return [_plan(inventory, request, settings, known) for request in requests]
+
+
+def _plan(inventory: Inventory, request: Request, settings: Settings, known: _Known) -> Edits:
     accepted = accept(request, settings)
     if accepted.devices is None:
         return Edits(warnings=accepted.warnings)
@@ -48,9 +68,12 @@ def plan(inventory: Inventory, request: Request, settings: Settings) -> Edits:
     nodes = device_nodes(inventory, request, capabilities, choice, settings)
     extra = extras(inventory, accepted)
     picture = graphics(inventory, capabilities, choice, settings)
-    files = driver_files(inventory, request.container, capabilities, extra.kinds, settings)
-    cache, no_compat = with_compat(files.loader_cache, request.container, inventory, choice, settings)
-    loader = loader_edits(inventory, request.container, cache)
+    key = (request.container, capabilities, extra.kinds)
+    files = known.get(key) or driver_files(inventory, request.container, capabilities, extra.kinds, settings)
+    known[key] = files
+    objection = compat_objection(choice, settings)
+    cache, no_compat = with_compat(files.loader_cache, request.container, inventory.driver_version, objection)
+    loader = loader_edits(inventory.architecture, request.container, cache)
     parts = (accepted, choice, nodes, extra, picture, files, loader)
     warnings = tuple(warning for part in parts for warning in part.warnings)
     if request.privileged:

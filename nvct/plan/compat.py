@@ -8,7 +8,7 @@ image is mounted: the loader cache names its own files first.
 from __future__ import annotations
 
 from nvct import fastjson
-from nvct.model import CacheEdit, CompatFolder, ContainerRoot, Inventory, LeftOut
+from nvct.model import CacheEdit, CompatFolder, ContainerRoot, LeftOut
 from nvct.plan.devices import Choice
 from nvct.plan.words import quoted
 from nvct.settings import COMPAT_DISABLED, Settings
@@ -21,23 +21,20 @@ _UNSUPPORTED = ("GeForce", "GeForceRTX", "TITAN", "TitanRTX")
 
 
 def with_compat(
-    cache: tuple[CacheEdit, ...],
-    container: ContainerRoot,
-    inventory: Inventory,
-    choice: Choice,
-    settings: Settings,
+    cache: tuple[CacheEdit, ...], container: ContainerRoot, driver_version: str, objection: str
 ) -> tuple[tuple[CacheEdit, ...], tuple[LeftOut, ...]]:
     """The loader cache with the image's libraries in it where they fit, else as it is, and why they do not.
 
-    Without the driver's own CUDA in the cache the container has no use for another one.
+    `objection` is what `compat_objection` says. Without the driver's own CUDA in the cache the container has no use for
+    another one.
     """
     folder = container.compat
     if folder is None or not any(edit.name == "libcuda.so.1" for edit in cache):
         return cache, ()
-    objection = _objection(folder, inventory, choice, settings)
+    objection = objection or _misfit(folder, driver_version)
     if objection:
         return cache, (LeftOut(f"CUDA forward compatibility libraries of the image ({folder.path})", objection),)
-    why = f"forward compatibility: the image's CUDA is newer than driver {inventory.driver_version} and fits it"
+    why = f"forward compatibility: the image's CUDA is newer than driver {driver_version} and fits it"
     paths = {name: f"{folder.path}/{name}" for name in folder.names}
     for edit in cache:
         if edit.bits == 64 and edit.name not in paths:
@@ -55,21 +52,26 @@ def _of_same_library(name: str, folder: CompatFolder) -> str:
     return max(files, key=len, default="")
 
 
-def _objection(folder: CompatFolder, inventory: Inventory, choice: Choice, settings: Settings) -> str:
-    """Why the libraries are not used; "" when they are."""
+def compat_objection(choice: Choice, settings: Settings) -> str:
+    """Why no image's libraries are used, whichever they are; "" when they may be."""
     if settings.cuda_compat == COMPAT_DISABLED:
         return f"cuda_compat is {COMPAT_DISABLED} in the settings"
     for chosen in choice.gpus:
         if chosen.gpu.brand in _UNSUPPORTED:
             return f"GPU {chosen.gpu.index} is a {chosen.gpu.brand}, and they work on data-centre GPUs only"
+    return ""
+
+
+def _misfit(folder: CompatFolder, driver_version: str) -> str:
+    """Why the libraries do not fit the driver; "" when they do."""
     versions = [name[len(_LIBCUDA) :] for name in folder.names if name.startswith(_LIBCUDA) and name.count(".") > 2]
     if len(versions) != 1:
         return f"expected one file libcuda.so.<driver version> there, found {len(versions)}"
-    brought, host = _numbers(versions[0]), _numbers(inventory.driver_version)
+    brought, host = _numbers(versions[0]), _numbers(driver_version)
     if not brought or not host:
-        unclear = versions[0] if host else inventory.driver_version
+        unclear = versions[0] if host else driver_version
         return f"{quoted(unclear)} is no driver version, so the two cannot be compared"
-    versions_text = f"libcuda there is of driver {versions[0]}, this node has {inventory.driver_version}"
+    versions_text = f"libcuda there is of driver {versions[0]}, this node has {driver_version}"
     if not folder.note:
         return "" if brought[0] > host[0] else f"{versions_text}: only a later branch is of use"
     branches = _branches(folder.note)

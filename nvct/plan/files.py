@@ -123,7 +123,7 @@ def driver_files(
     `extras` are the kinds of extra nodes that the container gets, since some have files of their own. Two files for one
     place: the first in the inventory is taken. Raises DriverError for an unknown architecture.
     """
-    folders = _library_folders(inventory.architecture, container)
+    folders = library_folders(inventory.architecture, container)
     mounts: dict[str, MountEdit] = {}
     links: dict[str, LinkEdit] = {}
     cache: dict[tuple[str, int], CacheEdit] = {}
@@ -167,8 +167,8 @@ def driver_files(
     )
 
 
-def _library_folders(architecture: str, container: ContainerRoot) -> dict[str, str]:
-    """Where the container's loader looks, by kind of library."""
+def library_folders(architecture: str, container: ContainerRoot) -> dict[str, str]:
+    """Where the container's loader looks, by kind of library. Raises DriverError for an unknown architecture."""
     if architecture not in _TRIPLETS:
         raise DriverError(
             f"the architecture of this inventory is {architecture!r}; nvct knows {' and '.join(_TRIPLETS)}; "

@@ -9,13 +9,18 @@ from nvct.plan.nodes import below
 from nvct.record import record
 from nvct.settings import Settings
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
 # The driver's libraries read every file in this folder ("Application Profiles" in the driver's README).
-_PROFILE = "/etc/nvidia/nvidia-application-profiles-rc.d/10-container.conf"
+PROFILE = "/etc/nvidia/nvidia-application-profiles-rc.d/10-container.conf"
 _PROFILE_TEXT = (
     '{{"profiles":[{{"name":"_container_","settings":["EGLVisibleDGPUDevices",0x{mask:x}]}}],'
     '"rules":[{{"pattern":[],"profile":"_container_"}}]}}\n'
 )
 _PROFILE_BITS = 64
+_GPU_NODE = "/dev/nvidia"
 _BY_PATH = "/dev/dri/by-path"
 
 
@@ -48,7 +53,7 @@ def graphics(inventory: Inventory, capabilities: tuple[str, ...], choice: Choice
         links += _by_path(chosen, why)
     files, too_high = _profile(choice, reason)
     if not settings.parts["application_profile"]:
-        left_out.append(LeftOut(_PROFILE, "the part application_profile is off in the settings"))
+        left_out.append(LeftOut(PROFILE, "the part application_profile is off in the settings"))
         files, too_high = (), ()
     return Graphics(tuple(devices), tuple(links), files, tuple(left_out), too_high)
 
@@ -101,4 +106,18 @@ def _profile(choice: Choice, reason: str) -> tuple[tuple[FileEdit, ...], tuple[s
     if not mask:
         return (), tuple(warnings)
     why = f"capability {reason}: EGL offers the container's GPUs and no others"
-    return (FileEdit(_PROFILE, _PROFILE_TEXT.format(mask=mask), 0o444, why),), tuple(warnings)
+    return (_profile_file(mask, why),), tuple(warnings)
+
+
+def profile_of_nodes(nodes: Iterable[str], why: str) -> tuple[FileEdit, ...]:
+    """The profile for a container with these nodes of the driver; none for none of a GPU, or without a reason."""
+    mask = 0
+    for node in nodes:
+        minor = node.removeprefix(_GPU_NODE)
+        if minor.isdecimal() and int(minor) < _PROFILE_BITS:
+            mask |= 1 << int(minor)
+    return (_profile_file(mask, why),) if mask and why else ()
+
+
+def _profile_file(mask: int, why: str) -> FileEdit:
+    return FileEdit(PROFILE, _PROFILE_TEXT.format(mask=mask), 0o444, why)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from nvct.model import CacheEdit, ContainerRoot, FileEdit, Inventory, LeftOut
+from nvct.model import CacheEdit, ContainerRoot, FileEdit, LeftOut
 from nvct.record import record
 
 
@@ -16,19 +16,19 @@ class Loader:
     warnings: tuple[str, ...] = ()
 
 
-def loader_edits(inventory: Inventory, container: ContainerRoot, cache: tuple[CacheEdit, ...]) -> Loader:
-    """`cache` are the names of all libraries of the plan.
+def loader_edits(architecture: str, container: ContainerRoot, cache: tuple[CacheEdit, ...]) -> Loader:
+    """`architecture` is the driver's, `cache` are the names of all libraries of the plan.
 
     An image for other machines keeps its loader's files as they are: its programs run in an emulator, which cannot
     load these libraries, and would lose what they find now.
     """
-    if container.architecture not in ("", inventory.architecture):
-        why = f"the image is for {container.architecture}, this node's driver for {inventory.architecture}"
+    if container.architecture not in ("", architecture):
+        why = f"the image is for {container.architecture}, this node's driver for {architecture}"
         left_out = LeftOut("loader cache", f"{why}: no program of it can load the driver's libraries")
-        return Loader(left_out=(left_out,), warnings=(f"{why}: use an image for {inventory.architecture}",))
+        return Loader(left_out=(left_out,), warnings=(f"{why}: use an image for {architecture}",))
     if container.musl is None:
         return Loader(cache)
-    return Loader(cache, _musl_folders(inventory.architecture, container.musl, cache), (), (_GCOMPAT,))
+    return Loader(cache, _musl_folders(architecture, container.musl, cache), (), (_GCOMPAT,))
 
 
 _GCOMPAT = (

@@ -90,12 +90,16 @@ def test_a_fault_would_be_found(spec: object) -> None:
     assert len(faults(spec)) == 1
 
 
+# What reads the specs of others, and writes none.
+READERS = {TREE / "nvct/cdi/check.py"}
+
+
 def test_no_code_names_a_stage_in_the_container() -> None:
     """What writes hooks one day must not write these."""
-    named = [
+    named = {
         path for path in (TREE / "nvct").rglob("*.py") if any(stage in path.read_text() for stage in IN_THE_CONTAINER)
-    ]
-    assert named == []
+    }
+    assert named == READERS
 
 
 # The whole hook up to the injection, in a process of its own: which files its modules come from.

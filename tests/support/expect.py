@@ -7,13 +7,14 @@ looks at a real container, and tests compare the two as wholes.
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from stat import S_ISCHR
+from types import MappingProxyType
 from typing import Any
 
 from tests.support.nodes import SimNode
-from tests.support.runc import RuncContainer
+from tests.support.runc import BY_HOOK, RuncContainer
 
 # classes | bits | file | SONAME | more names. {v} is the driver's version; a `.so` name leads to the SONAME.
 LIBRARIES = """
@@ -188,6 +189,14 @@ def wanted(
     }
 
 
+def carried(expected: dict[str, Any], carrier: str) -> dict[str, Any]:
+    """What `wanted` says as a carrier does it: a runtime makes the device nodes that the hook mounts."""
+    if carrier == BY_HOOK:
+        return expected
+    mounts = {path: options for path, options in expected["mounts"].items() if path not in expected["nodes"]}
+    return {**expected, "mounts": mounts}
+
+
 def _nodes(node: SimNode, minors: list[int], capabilities: Collection[str]) -> dict[str, tuple[int, int]]:
     nodes = {"/dev/nvidiactl": (195, 255)}
     if {"compute", "video"} & set(capabilities):
@@ -241,8 +250,12 @@ def _other_files(node: SimNode, capabilities: Collection[str]) -> dict[str, tupl
     return found
 
 
-def seen(container: RuncContainer, node: SimNode) -> dict[str, Any]:
-    """All that a container has beyond the usual, and beyond what its image had."""
+def seen(container: RuncContainer, node: SimNode, sources: Mapping[str, str] | None = None) -> dict[str, Any]:
+    """All that a container has beyond the usual, and beyond what its image had.
+
+    `sources`: by path in the container, where the node has what is mounted there, if elsewhere than the hook has it
+    from.
+    """
     mounts = {
         path: tuple(sorted(options - {"relatime"}))
         for path, options in container.mounts().items()
@@ -261,7 +274,7 @@ def seen(container: RuncContainer, node: SimNode) -> dict[str, Any]:
         "mounts": mounts,
         "links": links | _device_links(container.root),
         "gone": set(container.before) - set(after),
-        "strangers": strangers(container, node, mounts),
+        "strangers": strangers(container, node, mounts, sources or {}),
         "written": written,
         "names": container.new_loader_names(),
         "proc": _files(container.root / "proc/driver/nvidia") if "/proc/driver/nvidia" in mounts else set(),
@@ -293,15 +306,17 @@ def _files(folder: Path) -> set[str]:
     return {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
 
 
-def strangers(container: RuncContainer, node: SimNode, mounts: Collection[str]) -> set[str]:
+def strangers(
+    container: RuncContainer, node: SimNode, mounts: Collection[str], sources: Mapping[str, str] = MappingProxyType({})
+) -> set[str]:
     """The mounts that show something else than the node's file of that name."""
     found = set()
     for path in mounts:
         if path == "/proc/driver/nvidia":
             continue
         inside = os.lstat(f"{container.root}{path}")
-        source = os.lstat(f"{node.path}{_source_of(path, container.family)}")
-        if (inside.st_dev, inside.st_ino) != (source.st_dev, source.st_ino):
+        source = Path(f"{node.path}{sources.get(path) or _source_of(path, container.family)}")
+        if not os.path.lexists(source) or not os.path.samestat(inside, source.lstat()):
             found.add(path)
     return found
 

@@ -442,7 +442,7 @@ def test_root_discovers_there_and_leaves_what_is_kept_alone(
     node: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     asked: list[Settings] = []
-    monkeypatch.setattr("nvct.cli.source.discover", lambda settings: asked.append(settings) or INVENTORY)
+    monkeypatch.setattr("nvct.node.discover.discover", lambda settings: asked.append(settings) or INVENTORY)
     printed(bare("--config", settings(tmp_path, "proc_root: /host/proc\n"), "--root", str(tmp_path), "list"))
     assert asked == [Settings(root=str(tmp_path), dev_root=str(tmp_path), proc_root="/host/proc")]
     assert node == []
@@ -450,7 +450,7 @@ def test_root_discovers_there_and_leaves_what_is_kept_alone(
 
 def test_root_takes_the_procfs_and_sysfs_of_a_driver_in_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     asked: list[Settings] = []
-    monkeypatch.setattr("nvct.cli.source.discover", lambda settings: asked.append(settings) or INVENTORY)
+    monkeypatch.setattr("nvct.node.discover.discover", lambda settings: asked.append(settings) or INVENTORY)
     (tmp_path / "proc" / "driver" / "nvidia").mkdir(parents=True)
     printed(bare("--config", settings(tmp_path), "--root", str(tmp_path), "list"))
     (tmp_path / "sys" / "bus" / "pci").mkdir(parents=True)

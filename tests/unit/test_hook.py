@@ -12,7 +12,7 @@ import pytest
 from nvct.inject.rootfs import ConfinedRoot
 from nvct.model import Inventory, Roots
 from nvct.node import cache
-from nvct.oci import give, hook
+from nvct.oci import give, hook, report
 from nvct.settings import Settings
 
 CONFIG = "/etc/nvct/config.yaml"
@@ -44,7 +44,7 @@ def untouched(monkeypatch: pytest.MonkeyPatch) -> None:
     """No test here changes a container, and the environment of the tests outlives the hook's clearing it."""
     monkeypatch.setattr(give, "inject", unexpected)
     monkeypatch.setattr(os.environ, "clear", lambda: None)
-    monkeypatch.setattr(hook, "_LOG", "/nowhere")
+    monkeypatch.setattr(report, "_LOG", "/nowhere")
 
 
 def state(bundle: Path, *env: str) -> str:
@@ -76,7 +76,7 @@ def test_a_request_that_does_not_count_touches_nothing(
     node = Inventory("550.54.15", "12.4", "x86_64", Roots("/", "/", str(proc)), {"nvidia": 195})
     monkeypatch.setattr(cache, "load", lambda _config: (Settings(unprivileged_env="ignore"), node))
     root = ConfinedRoot(os.open(tmp_path, os.O_PATH | os.O_DIRECTORY))
-    monkeypatch.setattr(give, "_open_root", lambda _container: root)
+    monkeypatch.setattr(give, "open_root", lambda _container: root)
     stdin(state(tmp_path, "NVIDIA_VISIBLE_DEVICES=all"))
     assert hook.main(["prestart"]) == 0
     (line,) = capfd.readouterr().err.splitlines()

@@ -19,7 +19,7 @@ FLOORS = (
     ("__init__", "record", "errors", "fastjson", "trust"),
     ("userns",),
     ("model",),
-    ("settings", "ldcache"),
+    ("settings", "ldcache", "edits"),
     ("requirements", "request", "established"),
     ("plan",),
     ("explain",),
@@ -51,6 +51,7 @@ HOT = (
     "nvct.oci.hook",
     "nvct.oci.give",
     "nvct.start",
+    "nvct.oci.finish",
 )
 SLOW = set(
     """click yaml pynvml pyroute2 psutil elftools dataclasses typing pathlib subprocess logging argparse re json ctypes

@@ -7,7 +7,6 @@ from hypothesis import strategies as st
 
 from nvct.model import CacheEdit, ContainerRoot, FileEdit, Inventory, Roots
 from nvct.plan.loader import loader_edits
-from nvct.record import replace
 
 NODE = Inventory("550.163.01", "12.4", "x86_64", Roots(), {})
 CACHE = (
@@ -19,18 +18,18 @@ DEFAULT = "/lib:/usr/local/lib:/usr/lib\n"
 
 
 def musl_list(musl: str, cache: tuple[CacheEdit, ...] = CACHE) -> FileEdit | None:
-    files = loader_edits(NODE, ContainerRoot(musl=musl), cache).files
+    files = loader_edits(NODE.architecture, ContainerRoot(musl=musl), cache).files
     return files[0] if files else None
 
 
 def test_glibc_gets_the_cache_alone() -> None:
     for architecture in ("", "x86_64"):
-        told = loader_edits(NODE, ContainerRoot(architecture=architecture), CACHE)
+        told = loader_edits(NODE.architecture, ContainerRoot(architecture=architecture), CACHE)
         assert (told.cache, told.files, told.left_out, told.warnings) == (CACHE, (), (), ())
 
 
 def test_musl_gets_the_folders_too() -> None:
-    told = loader_edits(NODE, ContainerRoot(musl=DEFAULT), CACHE)
+    told = loader_edits(NODE.architecture, ContainerRoot(musl=DEFAULT), CACHE)
     assert told.cache == CACHE
     (file,) = told.files
     assert file.path == "/etc/ld-musl-x86_64.path"
@@ -41,7 +40,7 @@ def test_musl_gets_the_folders_too() -> None:
 
 
 def test_the_list_has_the_machines_name() -> None:
-    (file,) = loader_edits(replace(NODE, architecture="aarch64"), ContainerRoot(musl=""), CACHE).files
+    (file,) = loader_edits("aarch64", ContainerRoot(musl=""), CACHE).files
     assert file.path == "/etc/ld-musl-aarch64.path"
 
 
@@ -70,7 +69,7 @@ def test_nothing_that_was_searched_is_lost(folders: list[str], separator: str, e
 
 
 def test_an_image_for_another_architecture_keeps_its_files() -> None:
-    told = loader_edits(NODE, ContainerRoot(architecture="aarch64", musl=DEFAULT), CACHE)
+    told = loader_edits(NODE.architecture, ContainerRoot(architecture="aarch64", musl=DEFAULT), CACHE)
     assert (told.cache, told.files) == ((), ())
     (left_out,) = told.left_out
     assert left_out.what == "loader cache"

@@ -1,0 +1,84 @@
+"""The spec of this node, from its settings and inventory and what an administrator wants it to be."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from stat import S_IMODE
+
+from nvct.cdi.devices import GPU, IMEX, INDEX, MANAGEMENT, UUID, devices_of
+from nvct.cdi.spec import NodeMode, spec_of
+from nvct.errors import ConfigError
+from nvct.record import record
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+    from nvct.cdi.devices import Devices
+    from nvct.model import Inventory
+    from nvct.settings import Settings
+
+HOOK = "nvct-cdi-hook"
+VENDOR = "nvidia.com"
+
+# The classes by mode, and the vendor of the one device that is not for everybody; a mode that is not here is a class.
+_CLASSES = {GPU: "gpu", MANAGEMENT: "gpu", IMEX: "imex-channel"}
+_VENDORS = {MANAGEMENT: f"management.{VENDOR}"}
+
+
+@record
+class Choices:
+    """What a spec is to be. `vendor` and `class_` are those of the mode when "". `tokens`: which GPUs, as
+    NVIDIA_VISIBLE_DEVICES has them. `hook`: the path of nvct's small hook, "" for the one beside nvct; `hooks` is false
+    for a spec without it. `version`: the cdiVersion to say, "" for the lowest.
+    """
+
+    mode: str = GPU
+    namings: tuple[str, ...] = (INDEX, UUID)
+    tokens: tuple[str, ...] = ("all",)
+    vendor: str = ""
+    class_: str = ""
+    hooks: bool = True
+    hook: str = ""
+    version: str = ""
+
+    @property
+    def kind(self) -> str:
+        vendor = self.vendor or _VENDORS.get(self.mode, VENDOR)
+        return f"{vendor}/{self.class_ or _CLASSES.get(self.mode, self.mode)}"
+
+
+def generate(inventory: Inventory, settings: Settings, choices: Choices) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """The spec, and warnings about it. Raises RequestError for choices that cannot be, DriverError for a node that has
+    nothing of the kind, ConfigError where the hook is not to be found.
+    """
+    devices = devices_of(choices.mode, inventory, settings, choices.namings, choices.tokens)
+    hook = (choices.hook or _find_hook()) if choices.hooks else ""
+    spec = spec_of(devices, choices.kind, hook, inventory.architecture, _modes(devices), choices.version)
+    return spec, devices.warnings
+
+
+def _find_hook() -> str:
+    """The hook in nvct's own tree, or where programs are installed."""
+    tree = os.path.dirname(os.path.dirname(os.path.dirname(os.path.realpath(__file__))))
+    own = f"{tree}/hooks/{HOOK}"
+    if os.access(own, os.X_OK):
+        return own
+    found = shutil.which(HOOK, path="/usr/local/bin:/usr/bin")
+    if not found:
+        raise ConfigError(f"no {HOOK} in {tree}/hooks, /usr/local/bin or /usr/bin; name it with --hook, or --no-hooks")
+    return found
+
+
+def _modes(devices: Devices) -> dict[str, NodeMode]:
+    """By path on this host; a node that cannot be looked at, of another machine's inventory for one, is left out."""
+    parts = (devices.common, *(device.edits for device in devices.devices))
+    found = {}
+    for path in {edit.source for part in parts for edit in part.devices}:
+        try:
+            status = os.lstat(path)
+        except OSError:
+            continue
+        found[path] = NodeMode(S_IMODE(status.st_mode), status.st_uid, status.st_gid)
+    return found

@@ -1,0 +1,127 @@
+"""`nvct cdi refresh`: a spec that follows the node, and is not there when there is nothing to tell."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from nvct.cdi import refresh
+from nvct.cdi.generate import Choices
+from nvct.sim.node import spec_from_profile
+from tests.support.nodes import SimNode
+from tests.support.runc import TREE
+
+pytestmark = pytest.mark.engine
+
+# More than a watch needs by far; what it waits for comes, or the test has failed.
+PATIENCE_S = 60
+
+
+def names(path: Path) -> set[str]:
+    """The devices of a spec, none where there is no spec."""
+    try:
+        spec: dict[str, Any] = yaml.load(path.read_text(), getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+    except FileNotFoundError:
+        return set()
+    return {device["name"] for device in spec["devices"]}
+
+
+def until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + PATIENCE_S
+    while not condition():
+        assert time.monotonic() < deadline, "it has not come"
+        time.sleep(0.05)
+
+
+@contextmanager
+def watching(node: SimNode, output: Path) -> Iterator[subprocess.Popen[str]]:
+    program = [sys.executable, "-I", str(TREE / "nvct/__main__.py"), "--config", str(node.config)]
+    command = [*program, "cdi", "refresh", "--watch", "--output", str(output)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as watch:
+        try:
+            yield watch
+        finally:
+            watch.terminate()
+
+
+MIG_UUID = "MIG-b87bc5b7-41c9-5aa9-b987-215e08c8abc0"
+
+
+def test_a_watch_follows_mig_devices_and_the_driver(own_dgx: SimNode, tmp_path: Path) -> None:
+    output = tmp_path / "cdi/nvidia.yaml"
+    driver, aside = own_dgx.path / "proc/driver/nvidia", own_dgx.path / "proc/driver/aside"
+    with watching(own_dgx, output) as watch:
+        until(lambda: MIG_UUID in names(output))
+        assert {"0:6", "1:2", "7", "all", "none"} <= names(output)
+
+        own_dgx.make(spec_from_profile("dgx-a100", mig={0: ("3g.20gb",), 2: ("7g.40gb",)}))
+        until(lambda: "2:0" in names(output))
+        assert not {MIG_UUID, "0:1", "1:0"} & names(output)
+        assert "0:0" in names(output)
+
+        os.rename(driver, aside)
+        until(lambda: not output.exists())
+        os.rename(aside, driver)
+        until(lambda: "2:0" in names(output))
+        assert [path.name for path in output.parent.iterdir()] == ["nvidia.yaml"]
+        assert watch.poll() is None
+
+
+def test_a_spec_that_cannot_be_told_is_taken_away(own_dgx: SimNode, tmp_path: Path) -> None:
+    output = tmp_path / "nvidia.yaml"
+    config = str(own_dgx.config)
+    outcome = refresh.refresh(config, str(output), "yaml", Choices())
+    assert (outcome.what, outcome.error) == ("written", None)
+    assert refresh.refresh(config, str(output), "yaml", Choices()).what == "unchanged"
+
+    shutil.rmtree(own_dgx.path / "proc/driver/nvidia")
+    outcome = refresh.refresh(config, str(output), "yaml", Choices())
+    assert outcome.what == "removed"
+    assert "nvidia" in str(outcome.error)
+    assert list(tmp_path.glob("nvidia.yaml*")) == []
+    assert refresh.refresh(config, str(output), "yaml", Choices()).what == "absent"
+
+
+def test_settings_that_are_wrong_leave_no_spec(own_dgx: SimNode, tmp_path: Path) -> None:
+    output = tmp_path / "nvidia.yaml"
+    refresh.refresh(str(own_dgx.config), str(output), "yaml", Choices())
+    own_dgx.config.write_text("colour: red\n")
+    outcome = refresh.refresh(str(own_dgx.config), str(output), "yaml", Choices())
+    assert outcome.what == "removed"
+    assert "unknown setting 'colour'" in str(outcome.error)
+
+
+def test_a_write_that_fails_leaves_the_old_spec(
+    root_user: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    output = tmp_path / "nvidia.yaml"
+    refresh.write(str(output), "old")
+
+    def full(descriptor: int) -> None:
+        raise OSError(28, os.strerror(28))
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match="No space left"):
+        refresh.write(str(output), "new")
+    assert output.read_text() == "old"
+    assert [path.name for path in tmp_path.iterdir()] == ["nvidia.yaml"]
+
+
+def test_the_kernels_events_end_a_wait(root_user: None) -> None:
+    events = refresh._Events()
+    place = Path("/sys/class/mem/null/uevent")
+    try:
+        place.write_text("change")
+    except OSError as error:
+        pytest.skip(f"no event can be made here: {error}")
+    assert events.wait(PATIENCE_S)
