@@ -38,13 +38,12 @@ def with_inventory(config: str, act: Act) -> tuple[str, ...]:
     `config` is the settings file's path. Returns warnings, those of `act` among them, and raises NvctError.
     """
     kept = cache.load(config)
-    may_be_fresh = True
     if kept:
         try:
             return act(*kept)
         except StaleInventory:
-            may_be_fresh = cache.discard(config)  # its stamp looks right, yet it is wrong
-    settings, inventory, warnings = _discovered(config, may_be_fresh)
+            pass  # its stamp looks right, yet it is wrong
+    settings, inventory, warnings = _discovered(config, kept)
     try:
         return warnings + act(settings, inventory)
     except StaleInventory as error:
@@ -63,16 +62,17 @@ def checked_plan(inventory: Inventory, request: Request, settings: Settings) -> 
     return edits
 
 
-def _discovered(config: str, may_be_fresh: bool) -> tuple[Settings, Inventory, tuple[str, ...]]:
-    """Settings and inventory anew, by the first of all hooks that want them at this moment; and warnings.
+def _discovered(config: str, wrong: tuple[Settings, Inventory] | None) -> tuple[Settings, Inventory, tuple[str, ...]]:
+    """Settings and inventory anew, by the first of all starts that want them at this moment; and warnings.
 
-    `may_be_fresh`: one that another start has kept meanwhile will do.
+    `wrong` is what was kept when this start began, if it looked fresh: another one, which another start has kept since,
+    will do. So none discards what it has not tried.
     """
     with cache.Lock(name="hooks"):
-        kept = cache.load(config) if may_be_fresh else None
-        if kept:
+        kept = cache.load(config)
+        if kept and kept != wrong:
             return (*kept, ())
-        answer = _ask(config, "any" if may_be_fresh else "new")
+        answer = _ask(config, "new" if kept else "any")
     return (
         settings_module.from_json(answer["settings"]),
         inventory_from_json(answer["inventory"]),

@@ -76,9 +76,8 @@ def loader_cache(data: bytes) -> None:
 
 def _same_names(old: list[tuple[str, str]], replaced: set[str]) -> list[tuple[str, str]]:
     """Entries of other names that ld.so holds equal to a replaced one: numbers with leading zeros."""
-    order = ldcache._Order(True)
-    ranks = {order.rank(name.encode()) for name in replaced}
-    return [(name, path) for name, path in old if order.rank(name.encode("utf-8", "surrogateescape")) in ranks]
+    ranks = {ldcache._rank(name.encode(), True) for name in replaced}
+    return [(name, path) for name, path in old if ldcache._rank(name.encode("utf-8", "surrogateescape"), True) in ranks]
 
 
 def config_json(data: bytes) -> None:
