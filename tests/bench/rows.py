@@ -13,7 +13,7 @@ import subprocess
 import tempfile
 import uuid
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
@@ -56,11 +56,15 @@ class Run(NamedTuple):
 
 
 class Row(NamedTuple):
-    """What is measured `repeats` times a round. `ready` makes and in the end removes what one run needs."""
+    """What is measured `repeats` times a round. `ready` makes and in the end removes what one run needs.
+
+    `first`: it goes before everything else on the machine, at real-time priority.
+    """
 
     name: str
     repeats: int
-    ready: Callable[[], object]
+    ready: Callable[[], AbstractContextManager[Run]]
+    first: bool = False
 
 
 class Workshop:
