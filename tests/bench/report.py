@@ -15,7 +15,8 @@ HEADING = "## What it costs\n"
 
 SECTION = """
 `make bench` measures the hook when the inventory is fresh: its process alone, on a container of its own each
-time{real_time}, and what it adds to `runc run`. All runs are in one random rotation, with the containers' files on a tmpfs. The unit is the time that Python takes to start and do nothing, `python3 -I -S -c pass`: here {yardstick:.1f} ms,
+time{real_time}, and what it adds to `runc run`. All runs are in one random rotation, with the containers' files on a
+tmpfs. The unit is the time that Python takes to start and do nothing, `python3 -I -S -c pass`: here {yardstick:.1f} ms,
 and {ordinary:.1f} ms at the containers' priority. `runc run` without a hook takes {runc:.0f} ms. Medians of at least
 {runs} runs on {machine}; load average {load:.1f}:
 
