@@ -154,7 +154,10 @@ def parse(data: bytes) -> Cache:
 
 def architecture_of(cache: Cache) -> frozenset[int]:
     """The architectures that the entries are for, as `flags & ARCHITECTURE`: {0x0300, 0x0000} is x86-64 with i386."""
-    return frozenset(flags & ARCHITECTURE for flags in frozenset(_column(cache.table, 0)))
+    flags = _column(cache.table, 0)
+    if flags.tobytes() == flags[:1].tobytes() * len(flags):  # as in most images; to gather 20,000 takes 0.3 ms
+        flags = flags[:1]
+    return frozenset(each & ARCHITECTURE for each in frozenset(flags))
 
 
 def flags_for(architecture: str, bits: int) -> int:
@@ -277,7 +280,7 @@ def _all_between(offsets: bytes, first: int, last: int) -> bool:
     All are added to at once, as one long number, and the top bits looked at: min() and max() of 40,000 numbers take a
     millisecond more. Nothing is carried into the next one, since no top bit is set before.
     """
-    ones = int.from_bytes(b"\1\0\0\0" * (len(offsets) // 4), "little")
+    ones = _ones(len(offsets) // 4)
     top, every = ones << 31, int.from_bytes(offsets, "little")
     if every & top:
         return False
@@ -614,12 +617,22 @@ def _build(cache: Cache) -> bytes:
 def _shifted(cache: Cache, shift: int) -> bytes:
     """The table with `shift` added to the offsets of names and paths.
 
-    One addition of two long numbers, since to add 40,000 times takes 5 ms more. Nothing is carried from one place to
-    the next: the offsets before and after are of bytes in a file of at most MAX_SIZE.
+    A column is added to as one long number, since to add 40,000 times takes 5 ms more. Nothing is carried from one
+    place to the next: the offsets before and after are of bytes in a file of at most MAX_SIZE.
     """
-    row = _table((0, abs(shift), abs(shift), 0, 0, 0))
-    old, step = int.from_bytes(cache.table, "little"), int.from_bytes(row * cache.count, "little")
-    return (old + step if shift > 0 else old - step).to_bytes(len(cache.table), "little")
+    table = bytearray(cache.table)
+    words = memoryview(table).cast("I")
+    step = _ones(cache.count) * abs(shift)
+    for column in (1, 2):
+        old = int.from_bytes(_column(cache.table, column).tobytes(), "little")
+        new = old + step if shift > 0 else old - step
+        words[column::_WORDS] = memoryview(new.to_bytes(4 * cache.count, "little")).cast("I")
+    return bytes(table)
+
+
+def _ones(count: int) -> int:
+    """As many 32-bit numbers in one, each of them 1."""
+    return int.from_bytes(b"\1\0\0\0" * count, "little")
 
 
 def _build_extension(sections: tuple[Section, ...], shift: int, at: int) -> bytes:

@@ -98,13 +98,13 @@ def _run(modules: list[Module]) -> None:
 
 
 def _write(path: str, versions: list[Version]) -> None:
-    # importlib moves each module to the end of sys.modules when it is complete.
-    names = [name for name in sys.modules if name.startswith("nvct.") and name not in ("nvct.trust", __name__)]
-    content = marshal.dumps((MAGIC_NUMBER, versions, list(map(_module, names))))
     beside = f"{path}.{os.getpid()}"
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-    descriptor = os.open(beside, flags, 0o600)
+    descriptor = os.open(beside, flags, 0o600)  # first of all: where it is refused, nothing need be gathered
     try:
+        # importlib moves each module to the end of sys.modules when it is complete.
+        names = [name for name in sys.modules if name.startswith("nvct.") and name not in ("nvct.trust", __name__)]
+        content = marshal.dumps((MAGIC_NUMBER, versions, list(map(_module, names))))
         os.write(descriptor, content)  # half of it, where the disk is full, cannot be read back
         os.fchmod(descriptor, 0o644)
         os.rename(beside, path)

@@ -14,10 +14,11 @@ README = TREE / "README.md"
 HEADING = "## What it costs\n"
 
 SECTION = """
-`make bench` measures the hook when the inventory is fresh: its process alone, on a container of its own each time (on a
-tmpfs, with a device cgroup), and what it adds to `runc run` (on this machine's disk), all in one run and in random
-rotation. The unit is the time that Python takes to start and do nothing, `python3 -I -S -c pass`, here
-{yardstick:.1f} ms; `runc run` without a hook takes {runc:.0f} ms. Medians of at least {runs} runs on {machine}:
+`make bench` measures the hook when the inventory is fresh: its process alone, on a container of its own each
+time{real_time}, and what it adds to `runc run`. All runs are in one random rotation, with the containers' files on a
+tmpfs. The unit is the time that Python takes to start and do nothing, `python3 -I -S -c pass`: here {yardstick:.1f} ms,
+and {ordinary:.1f} ms at the containers' priority. `runc run` without a hook takes {runc:.0f} ms. Medians of at least
+{runs} runs on {machine}; load average {load:.1f}:
 
 {table}
 
@@ -64,7 +65,10 @@ def readme_section(results: dict[str, Any]) -> str:
     machine = results["machine"]
     return SECTION.format(
         yardstick=results["yardstick_s"] * 1000,
+        ordinary=results["ordinary_yardstick_s"] * 1000,
         runc=results["runc_s"] * 1000,
+        load=results["load"],
+        real_time=" and at real-time priority" if results["real_time"] else "",
         runs=min(case["runs"] for case in results["cases"].values()),
         machine=f"{machine['cpu']}, {machine['cores']} cores, Linux {machine['kernel']}, Python {machine['python']}",
         table="\n".join("| " + " | ".join(line) + " |" for line in (heading, ruler, *lines)),

@@ -13,7 +13,7 @@ import subprocess
 import tempfile
 import uuid
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
@@ -56,22 +56,24 @@ class Run(NamedTuple):
 
 
 class Row(NamedTuple):
-    """What is measured `repeats` times a round. `ready` makes and in the end removes what one run needs."""
+    """What is measured `repeats` times a round. `ready` makes and in the end removes what one run needs.
+
+    `first`: it goes before everything else on the machine, at real-time priority.
+    """
 
     name: str
     repeats: int
-    ready: Callable[[], object]
+    ready: Callable[[], AbstractContextManager[Run]]
+    first: bool = False
 
 
 class Workshop:
-    """Makes the rows' containers: whole ones below `folder`, those for the hook alone below `memory`, on a tmpfs.
-
-    To make a file or a link on a disk's file system takes longer than all else about it, and is not the hook's doing.
+    """Makes the rows' containers below `folder`, which is on a tmpfs: to make a file or a link on a disk's file system
+    takes longer than all else about it, and is not the hook's doing.
     """
 
-    def __init__(self, folder: Path, memory: Path) -> None:
+    def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._memory = memory
         self._image = folder / "image"
         self._large_image = folder / "large-image"
         self._nothing = folder / "nothing"
@@ -89,7 +91,7 @@ class Workshop:
     def hook_alone(self, case: Case) -> Iterator[Run]:
         """The hook's process as a runtime calls it, on a container without a runtime."""
         with ExitStack() as stack:
-            bundle = stack.enter_context(self._bundle(case, self._memory))
+            bundle = stack.enter_context(self._bundle(case))
             rootfs = bundle / "rootfs"
             bare = stack.enter_context(BareContainer(rootfs, case.node.path / "proc/driver"))
             cgroup = stack.enter_context(_device_cgroup(bare.pid)) if CGROUPS.is_dir() else None
@@ -120,15 +122,15 @@ class Workshop:
         if hooked:
             hooks.append(nvct_hook(case.node.path))
         expected = case.nodes if hooked else frozenset()
-        with self._bundle(case, self._folder) as bundle:
+        with self._bundle(case) as bundle:
             write_config(bundle, container(["/usr/bin/sh", "-c", LIST_NODES], case.env, {"prestart": hooks}))
             runc = shutil.which("runc") or "runc"
             command = [runc, "--root", str(self._folder / "runc"), "run", "--bundle", str(bundle), bundle.name]
             yield Run(command, self._nothing, lambda output: _expect(frozenset(output.split()), expected))
 
     @contextmanager
-    def _bundle(self, case: Case, folder: Path) -> Iterator[Path]:
-        bundle = Path(tempfile.mkdtemp(prefix="nvct-bench-", dir=folder))
+    def _bundle(self, case: Case) -> Iterator[Path]:
+        bundle = Path(tempfile.mkdtemp(prefix="nvct-bench-", dir=self._folder))
         image = self._large_image if case.many_libraries else self._image
         shutil.copytree(image, bundle / "rootfs", symlinks=True)
         try:
