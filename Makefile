@@ -30,8 +30,8 @@ lint: setup ## ruff (rules and format) and mypy --strict
 	@.venv/bin/ruff format --check .
 	@.venv/bin/mypy
 
-bench: setup ## what the hook adds to a container start; ARGS="--rounds 50 --json FILE"
-	@$(PYTHON) tests/bench/bench.py $(ARGS)
+bench: setup ## what the hook costs a container start, into README.md and tests/bench/results.json; ARGS="--rounds 50"
+	@$(PYTHON) -m tests.bench.bench --record $(ARGS)
 
 clean: ## remove the virtual environment and everything that tools left behind
 	@echo "removing .venv (make setup makes it again), the caches of pytest, mypy, ruff and hypothesis, and compiled Python"

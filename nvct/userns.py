@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import os
 
+from nvct.trust import read_short
+
 # PROC_USER_INIT_INO of linux/proc_ns.h: every kernel gives the first user namespace this inode.
 _FIRST = 0xEFFFFFFD
 
@@ -27,8 +29,7 @@ def outer_uid() -> int:
     """
     uid = os.geteuid()
     try:
-        with open("/proc/self/uid_map", encoding="ascii") as stream:
-            rows = [[int(word) for word in line.split()] for line in stream]
+        rows = [[int(word) for word in line.split()] for line in read_short("/proc/self/uid_map").splitlines()]
     except OSError:
         return uid
     for inside, outside, count in rows:

@@ -22,6 +22,7 @@ libc-bin        ldconfig                         containers
 strace          strace                           containers
 util-linux      unshare                          containers
 binutils        readelf                          containers
+musl-tools      musl-gcc                         containers
 '
 
 exec 3>&1 # where progress is told while a step's output goes to its log

@@ -14,7 +14,7 @@ from _signal import (  # type: ignore[import-not-found]  # `signal` takes 3 ms t
 )
 from fcntl import LOCK_EX, LOCK_NB, flock
 
-from nvct.errors import ContainerChanged, InjectionError, NvctError, StaleInventory
+from nvct.errors import InjectionError, NvctError, StaleInventory
 from nvct.inject import syscalls
 from nvct.inject.cgroup import DeviceCgroup, RulesOutOfReach
 from nvct.inject.files import write_file
@@ -58,8 +58,6 @@ def inject(edits: Edits, pid: int, root: ConfinedRoot, architecture: str, cgroup
         raise
     except Exception as error:  # whatever it was, a memory that ran out or a mistake of ours: nothing may stay
         failures = carrier.ledger.roll_back()
-        if isinstance(error, ContainerChanged):
-            failures += ("the mount that was made last",)
         raise InjectionError(_failure(carrier.step, error, failures)) from error
     return tuple(carrier.warnings)
 

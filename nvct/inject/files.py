@@ -8,13 +8,11 @@ from __future__ import annotations
 import os
 from stat import S_ISLNK
 
-from nvct.inject.links import aside, replace_link
+from nvct.inject.links import as_far_as_allowed, aside, replace_link
 from nvct.record import record, replace
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from nvct.inject.ledger import Ledger
     from nvct.inject.mounts import Places
     from nvct.inject.rootfs import ConfinedRoot
@@ -109,32 +107,26 @@ def _put(parent: int, name: str, content: bytes, like: _Like) -> None:
     flags = os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC
     descriptor = os.open(beside, flags, 0o600, dir_fd=parent)
     try:
-        rest = memoryview(content)
-        while rest:
-            rest = rest[os.write(descriptor, rest) :]
-        _dress(descriptor, like)
+        try:
+            rest = memoryview(content)
+            while rest:
+                rest = rest[os.write(descriptor, rest) :]
+            _dress(descriptor, like)
+        finally:
+            os.close(descriptor)  # first, for some file systems tell only now that they are full
         os.rename(beside, name, src_dir_fd=parent, dst_dir_fd=parent)
     except OSError:
         os.unlink(beside, dir_fd=parent)
         raise
-    finally:
-        os.close(descriptor)
 
 
 def _dress(descriptor: int, like: _Like) -> None:
     """Give the new file what it shall have; owner and attributes as far as a user namespace lets us."""
     status = os.fstat(descriptor)
     if like.owner not in (None, (status.st_uid, status.st_gid)):
-        _try(os.fchown, descriptor, *like.owner or ())
+        as_far_as_allowed(os.fchown, descriptor, *like.owner or ())
     for key, value in like.attributes:
-        _try(os.setxattr, descriptor, key, value)
+        as_far_as_allowed(os.setxattr, descriptor, key, value)
     os.fchmod(descriptor, like.mode)
     if like.times:
         os.utime(descriptor, ns=like.times)
-
-
-def _try(call: Callable[..., object], *arguments: object) -> None:
-    try:  # noqa: SIM105  # contextlib is slow to import
-        call(*arguments)
-    except OSError:
-        pass

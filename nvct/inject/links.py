@@ -156,12 +156,11 @@ def _remove_link(parent: int, name: str, path: str, ledger: Ledger) -> None:
 def _remove_leftover(
     parent: int, name: str, path: str, status: os.stat_result, search: _Search, ledger: Ledger
 ) -> None:
-    mode = status.st_mode & 0o7777
     if _is_leftover(status):
         os.unlink(name, dir_fd=parent)
-        ledger.add(f"restore {path}", lambda: _make_empty(parent, name, mode))
+        ledger.add(f"restore {path}", lambda: _restore_file(parent, name, status))
     elif S_ISDIR(status.st_mode):
-        _remove_folder_of_leftovers(parent, path, name, mode, search, ledger)
+        _remove_folder_of_leftovers(parent, path, name, status, search, ledger)
 
 
 def _is_leftover(status: os.stat_result) -> bool:
@@ -171,20 +170,42 @@ def _is_leftover(status: os.stat_result) -> bool:
     return S_ISREG(status.st_mode) and status.st_size == 0
 
 
-def _make_empty(parent: int, name: str, mode: int) -> None:
+def _restore_file(parent: int, name: str, like: os.stat_result) -> None:
     flags = os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC
-    os.close(os.open(name, flags, mode, dir_fd=parent))
+    descriptor = os.open(name, flags, 0o600, dir_fd=parent)
+    try:
+        dress(descriptor, like)
+    finally:
+        os.close(descriptor)
 
 
-def _remove_folder_of_leftovers(parent: int, path: str, name: str, mode: int, search: _Search, ledger: Ledger) -> None:
+def dress(descriptor: int, like: os.stat_result) -> None:
+    """Give a file or folder that was just made owner and mode of `like`, whatever the umask."""
+    made = os.fstat(descriptor)
+    if (made.st_uid, made.st_gid) != (like.st_uid, like.st_gid):
+        as_far_as_allowed(os.fchown, descriptor, like.st_uid, like.st_gid)
+    os.fchmod(descriptor, like.st_mode & 0o7777)
+
+
+def as_far_as_allowed(call: Callable[..., object], *arguments: object) -> None:
+    """Do something that a user namespace, or a file system, may not let us do."""
+    try:
+        call(*arguments)
+    except OSError as error:
+        if error.errno not in (errno.EPERM, errno.EOPNOTSUPP, errno.EINVAL):  # EINVAL: an id that is not mapped
+            raise
+
+
+def _remove_folder_of_leftovers(
+    parent: int, path: str, name: str, status: os.stat_result, search: _Search, ledger: Ledger
+) -> None:
     """Remove a folder in which nothing but empty files is left."""
     folder = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=parent)
     try:
         names = search.names(folder, ("",), path)
         inside = {entry: os.stat(entry, dir_fd=folder, follow_symlinks=False) for entry in names}
-        if all(_is_leftover(status) for status in inside.values()):
-            modes = {entry: status.st_mode & 0o7777 for entry, status in inside.items()}
-            ledger.add(f"restore {path}", lambda: _restore_folder(parent, name, mode, modes))
+        if all(map(_is_leftover, inside.values())):
+            ledger.add(f"restore {path}", lambda: _restore_folder(parent, name, status, inside))
             _remove_folder(parent, name, folder, inside)
     finally:
         os.close(folder)
@@ -205,12 +226,16 @@ def _remove_folder(parent: int, name: str, folder: int, inside: Iterable[str]) -
         os.rmdir(name, dir_fd=parent)
 
 
-def _restore_folder(parent: int, name: str, mode: int, inside: dict[str, int]) -> None:
+def _restore_folder(parent: int, name: str, like: os.stat_result, inside: dict[str, os.stat_result]) -> None:
     """Undo a removal that may have failed half-way."""
-    names = os.listdir(parent)
-    if name not in names:
-        os.mkdir(name, mode, dir_fd=parent)
+    is_new = name not in os.listdir(parent)
+    if is_new:
+        os.mkdir(name, 0o700, dir_fd=parent)
     folder = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=parent)
-    for entry in inside.keys() - set(os.listdir(folder)):
-        _make_empty(folder, entry, inside[entry])
-    os.close(folder)
+    try:
+        if is_new:
+            dress(folder, like)
+        for entry in inside.keys() - set(os.listdir(folder)):
+            _restore_file(folder, entry, inside[entry])
+    finally:
+        os.close(folder)

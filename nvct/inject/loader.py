@@ -45,15 +45,14 @@ def update_loader_cache(
             raise
         return (f"{PATH} lies on a volume of the container's: it was left as it is, and lacks the driver's libraries",)
     parent = places.folder(FOLDER)
-    if old and not _is_native(old, architecture):
+    parsed = ldcache.parse(old) if old else None
+    if parsed and not _is_native(parsed, architecture):
         return (f"{PATH} in the container is of another architecture than {architecture}: it was left as it is",)
     add = [(edit.name, edit.path, ldcache.flags_for(architecture, edit.bits)) for edit in edits]
     prefixes = tuple({name.prefix for name in stale if name.prefix})
     found = {edit.path: True for edit in edits}
 
-    def is_stale(name: str, path: str) -> bool:
-        if not name.startswith(prefixes):
-            return False
+    def is_stale(_name: str, path: str) -> bool:
         if path not in found:
             if len(found) > MOST_LOOKS:
                 raise ldcache.LoaderCacheError(
@@ -63,15 +62,15 @@ def update_loader_cache(
             found[path] = not places.root.leads_nowhere(path)
         return not found[path]
 
-    new = ldcache.merge(old, add, is_stale)
+    new = ldcache.merge(old, add, is_stale, parsed, prefixes)
     if new != old:
         replace_file(parent, NAME, new, None, old, ledger, PATH)
     return ()
 
 
-def _is_native(data: bytes, architecture: str) -> bool:
+def _is_native(cache: ldcache.Cache, architecture: str) -> bool:
     """Whether the cache is for this machine's programs: rewritten for another's, it would lose what they need."""
-    found = ldcache.architecture_of(ldcache.parse(data))
+    found = ldcache.architecture_of(cache)
     return not found or ldcache.flags_for(architecture, 64) & ldcache.ARCHITECTURE in found
 
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import os
 
 from nvct.inject import syscalls
 from nvct.inject.compat import find_compat
+from nvct.inject.rootfs import NOT_THERE
 from nvct.model import ContainerRoot
 
 TYPE_CHECKING = False
@@ -58,7 +60,9 @@ def look(root: ConfinedRoot) -> ContainerRoot:
 def _identity(root: ConfinedRoot, path: str) -> tuple[int, int] | None:
     try:
         descriptor = root.open(path)
-    except OSError:
+    except OSError as error:
+        if error.errno not in NOT_THERE:
+            raise
         return None
     status = os.fstat(descriptor)
     os.close(descriptor)
@@ -85,14 +89,18 @@ def _architecture(root: ConfinedRoot) -> str:
 
 
 def _start_of(root: ConfinedRoot, path: str, most: int) -> bytes | None:
-    """The first bytes of a file; None where none can be read."""
+    """The first bytes of a file; None where none can be read: there is no file, or none that a program could use."""
     try:
         anchor = root.open(path)
-    except OSError:
+    except OSError as error:
+        if error.errno not in NOT_THERE:
+            raise
         return None
     try:
         return root.read_start(anchor, path, most)
-    except OSError:
+    except OSError as error:
+        if error.errno not in (*NOT_THERE, errno.EINVAL):
+            raise
         return None
     finally:
         os.close(anchor)

@@ -38,7 +38,10 @@ DEVICE_OPTIONS = ("ro", "nosuid", "noexec")
 
 
 class HostTree:
-    """One file, folder, socket or node of the host. `source` is its path on the host, `options` as in MountEdit."""
+    """One file, folder, socket or node of the host. `source` is its path on the host, `options` as in MountEdit.
+
+    `status` is that of the moment when it was taken: what it is, and which one, never changes.
+    """
 
     def __init__(self, source: str, options: tuple[str, ...]) -> None:
         self.source = source
@@ -46,7 +49,9 @@ class HostTree:
         self._lift_nodev = "nodev" not in options
         self._detached = False
         self._attached = False
+        self._may_be_nodev = True
         self.descriptor = -1
+        self.status: os.stat_result
         self._detach()
 
     def _detach(self) -> None:
@@ -65,7 +70,7 @@ class HostTree:
         """Discovery has resolved links and looked who owns what; what has become a link since, in a folder that others
         can write to, would give away whatever it leads to. What is writable must still be a socket or root's folder.
         """
-        status = self.status()
+        status = self.status = os.fstat(self.descriptor)
         if S_ISLNK(status.st_mode):
             raise OSError(errno.ELOOP, "has become a link", self.source)
         writable = _ATTRIBUTES["ro"] not in self._options
@@ -78,6 +83,7 @@ class HostTree:
         try:
             syscalls.mount_setattr(self.descriptor, wanted, lifted, self.source)
             self._remount = False
+            self._may_be_nodev = not lifted
         except OSError as error:
             if error.errno == errno.EPERM and lifted:  # locked by the user namespace outside of ours
                 syscalls.mount_setattr(self.descriptor, wanted, 0, self.source)
@@ -97,36 +103,42 @@ class HostTree:
             self._check_kind()
             self._remount = True
 
-    def status(self) -> os.stat_result:
-        return os.fstat(self.descriptor)
-
     def attach(self, root: ConfinedRoot, target: Place, ledger: Ledger) -> None:
         """Mount it on the target, as often as asked; the ledger learns how to undo that."""
         if self._detached:
             mounted = syscalls.copy_mount(self.descriptor, self.source) if self._attached else self.descriptor
             syscalls.move_mount(mounted, target.descriptor, target.path)
             self._attached = True
+            ledger.add(f"unmount {target.path}", lambda: _unmount(root, mounted, target.path))
         else:
-            mounted = self._bind(root, target)
-        ledger.add(f"unmount {target.path}", lambda: _unmount(root, mounted, target.path))
+            mounted = self._bind(root, target, ledger)
         if self._remount:
             self._set_flags(root, mounted, target.path)
         self._check_that_devices_work(mounted)
 
-    def _bind(self, root: ConfinedRoot, target: Place) -> int:
+    def _bind(self, root: ConfinedRoot, target: Place, ledger: Ledger) -> int:
         _mount_by_descriptor(root, str(self.descriptor), target.descriptor, syscalls.MS_BIND, target.path)
-        # Here the mount can be found by its name alone. When it is not found it cannot be undone either, so that this
-        # error, unlike others, is never passed over for an optional part: the container must not start.
+        found: list[int] = []
+        ledger.add(
+            f"unmount {target.path}",
+            lambda: _unmount(root, found[0] if found else self._found(root, target), target.path),
+        )
+        # Here the mount can be found by its name alone. An error in that, unlike others, is never passed over for an
+        # optional part, since the container may have changed what was mounted: it must not start.
         try:
-            mounted = target.look_again(root)
+            found.append(self._found(root, target))
         except OSError as error:
-            raise ContainerChanged(self._changed(target, str(error.strerror))) from None
-        if not same_file(os.fstat(mounted), self.status()):
-            raise ContainerChanged(self._changed(target, "something else stands there"))
-        return mounted
+            raise ContainerChanged(
+                f"{target.path} was changed in the container while {self.source} was mounted on it: {error.strerror}"
+            ) from None
+        return found[0]
 
-    def _changed(self, target: Place, found: str) -> str:
-        return f"{target.path} was changed in the container while {self.source} was mounted on it: {found}"
+    def _found(self, root: ConfinedRoot, target: Place) -> int:
+        """A descriptor of the mount that was made last, OSError where something else stands there."""
+        mounted = target.look_again(root)
+        if not same_file(os.fstat(mounted), self.status):
+            raise OSError(errno.ESTALE, "something else stands there", target.path)
+        return mounted
 
     def _set_flags(self, root: ConfinedRoot, mounted: int, path: str) -> None:
         """Add our options to those that the mount has: a user namespace may take none of them away (EPERM)."""
@@ -141,7 +153,7 @@ class HostTree:
             _mount_by_descriptor(root, "", mounted, flags, path)
 
     def _check_that_devices_work(self, mounted: int) -> None:
-        if S_ISCHR(self.status().st_mode) and os.fstatvfs(mounted).f_flag & syscalls.MS_NODEV:
+        if self._may_be_nodev and S_ISCHR(self.status.st_mode) and os.fstatvfs(mounted).f_flag & syscalls.MS_NODEV:
             raise InjectionError(
                 f"{self.source} lies on a file system that is mounted nodev, which cannot be lifted in a user "
                 "namespace: have root mount it with `dev`, or let `dev_root` in nvct's settings name another place"
@@ -177,6 +189,7 @@ class Places:
         self.shared = shared
         self._ledger = ledger
         self._folders: dict[str, int] = {}
+        self._ordinary: set[int] = set()  # file systems known not to be the kernel's own, by st_dev
 
     def folder(self, path: str) -> int:
         """A descriptor of the folder, made where it is missing; held until the end."""
@@ -192,19 +205,22 @@ class Places:
         folder, name = path.rsplit("/", 1)
         parent = self.folder(folder or "/")
         try:
+            found = self._made(parent, name, is_folder)
+        except FileExistsError:
             found = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=parent)
-        except FileNotFoundError:
-            self._make(parent, name, is_folder)
-            found = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=parent)
-        if S_ISLNK(os.fstat(found).st_mode):
+        status = os.fstat(found)
+        if S_ISLNK(status.st_mode):
             os.close(found)
             found = self._behind_link(path, parent, name, is_folder)
-        if S_ISDIR(os.fstat(found).st_mode) != is_folder:
+            status = os.fstat(found)
+        if S_ISDIR(status.st_mode) != is_folder:
             wanted, there = ("a folder", "a file") if is_folder else ("a file", "a folder")
             raise InjectionError(
                 f"{path} is to be {wanted}, but the container has {there} there: remove it from the image"
             )
-        check_ordinary(found, path)
+        if status.st_dev not in self._ordinary:
+            check_ordinary(found, path)
+            self._ordinary.add(status.st_dev)
         return Place(path, found, parent, name)
 
     def _behind_link(self, path: str, parent: int, name: str, is_folder: bool) -> int:
@@ -215,22 +231,23 @@ class Places:
             text = os.readlink(name, dir_fd=parent)
         os.unlink(name, dir_fd=parent)
         self._ledger.add(f"restore {path}", lambda: os.symlink(text, name, dir_fd=parent))
-        self._make(parent, name, is_folder)
-        return os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=parent)
+        return self._made(parent, name, is_folder)
 
-    def _make(self, parent: int, name: str, is_folder: bool) -> None:
+    def _made(self, parent: int, name: str, is_folder: bool) -> int:
+        """An empty place where nothing stands. Raises FileExistsError, also where nothing could be made."""
         if is_folder:
             os.mkdir(name, 0o755, dir_fd=parent)
             self._ledger.add(f"remove folder {name}", lambda: os.rmdir(name, dir_fd=parent))
-            return
+            return os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=parent)
         flags = os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC
-        os.close(os.open(name, flags, 0o644, dir_fd=parent))
+        made = os.open(name, flags, 0o644, dir_fd=parent)
         self._ledger.add(f"remove {name}", lambda: os.unlink(name, dir_fd=parent))
+        return made
 
 
 def attach(tree: HostTree, path: str, places: Places, ledger: Ledger) -> None:
     """Mount the tree at `path` of the container, unless it is there already."""
-    status = tree.status()
+    status = tree.status
     target = places.place(path, S_ISDIR(status.st_mode))
     there = os.fstat(target.descriptor)
     if not same_file(there, status):
@@ -275,7 +292,7 @@ def same_file(one: os.stat_result, other: os.stat_result) -> bool:
 
 def check_device(tree: HostTree, major: int, minor: int) -> None:
     """Raise InjectionError unless the tree is the character device major:minor."""
-    status = tree.status()
+    status = tree.status
     if not S_ISCHR(status.st_mode):
         raise InjectionError(f"{tree.source} is no character device")
     if (os.major(status.st_rdev), os.minor(status.st_rdev)) != (major, minor):

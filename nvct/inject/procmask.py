@@ -10,7 +10,7 @@ import errno
 import os
 from stat import S_ISDIR
 
-from nvct.errors import ContainerChanged, InjectionError
+from nvct.errors import InjectionError
 from nvct.inject import syscalls
 from nvct.inject.mounts import HostTree, Place
 from nvct.inject.propagation import check_stays_inside
@@ -37,9 +37,8 @@ class ProcMask:
     def __init__(self, edit: ProcEdit, owner: tuple[int, int]) -> None:
         # Writable for its owner, who fills it; the mount becomes read-only in the end.
         self._options = {"mode": "0755", "uid": str(owner[0]), "gid": str(owner[1])}
-        self.texts = {
-            name: _text(f"{edit.source}/{name}") for name in edit.files if os.path.exists(f"{edit.source}/{name}")
-        }
+        texts = {name: _text(f"{edit.source}/{name}") for name in edit.files}
+        self.texts = {name: text for name, text in texts.items() if text is not None}
         names = [f"gpus/{name}" for name in edit.gpus] + [f"capabilities/{name}" for name in edit.capabilities]
         self.trees = {name: HostTree(f"{edit.source}/{name}", _TREE_OPTIONS) for name in names}
         self._folders = {f"gpus/{name}" for name in edit.gpus}
@@ -47,10 +46,10 @@ class ProcMask:
     def _fill(self, tmpfs: int) -> None:
         for name, text in self.texts.items():
             _write(tmpfs, name, text)
-        os.mkdir("gpus", 0o755, dir_fd=tmpfs)  # empty when no GPU is visible, as a node without one has it
+        made = {""}
+        _make_folders(tmpfs, "gpus", made)  # empty when no GPU is visible, as a node without one has it
         for name in self.trees:
-            folder = name if name in self._folders else os.path.dirname(name)
-            _make_folders(tmpfs, folder)
+            _make_folders(tmpfs, name if name in self._folders else name.rpartition("/")[0], made)
             if name not in self._folders:
                 _write(tmpfs, name, b"")
 
@@ -92,8 +91,7 @@ class ProcMask:
         except OSError as error:
             if error.errno != errno.ENOSYS:
                 raise
-            tmpfs = self._mount(root, there)
-            ledger.add(f"uncover {TARGET}", lambda: _uncover(root, tmpfs))
+            tmpfs = self._mount(root, there, ledger)
             self._fill(tmpfs)
         else:
             self._fill(tmpfs)
@@ -101,24 +99,22 @@ class ProcMask:
             ledger.add(f"uncover {TARGET}", lambda: _uncover(root, tmpfs))
         return tmpfs
 
-    def _mount(self, root: ConfinedRoot, there: int) -> int:
+    def _mount(self, root: ConfinedRoot, there: int, ledger: Ledger) -> int:
         os.fchdir(root.own_descriptors)
         flags = syscalls.MS_NOSUID | syscalls.MS_NODEV | syscalls.MS_NOEXEC
         options = ",".join(f"{name}={value}" for name, value in self._options.items())
         syscalls.mount("tmpfs", str(there), "tmpfs", flags, options, TARGET)
-        tmpfs = root.open(TARGET, os.O_PATH | os.O_DIRECTORY)
-        if syscalls.filesystem_magic(tmpfs, TARGET) != syscalls.TMPFS_MAGIC:
-            raise ContainerChanged(f"{TARGET} was changed in the container while it was covered")
-        return tmpfs
+        found: list[int] = []
+        ledger.add(f"uncover {TARGET}", lambda: _uncover(root, found[0] if found else _new_mount(root)))
+        found.append(_new_mount(root))
+        return found[0]
 
     def _attach_tree(self, root: ConfinedRoot, tmpfs: int, name: str, tree: HostTree, ledger: Ledger) -> None:
-        folder, _, last = name.rpartition("/")
-        parent = os.open(folder, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=tmpfs)
-        target = os.open(last, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=parent)
+        # All on the way is of our own making, and nobody else can change it.
+        target = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=tmpfs)
         # The tmpfs goes as a whole when this is undone: what is mounted on it goes with it.
-        tree.attach(root, Place(f"{TARGET}/{name}", target, parent, last), ledger)
+        tree.attach(root, Place(f"{TARGET}/{name}", target, tmpfs, name), ledger)
         os.close(target)
-        os.close(parent)
 
     def _is_shown_by(self, root: ConfinedRoot, there: int) -> bool:
         """Whether a mask with just this content stands there: an earlier run's."""
@@ -131,8 +127,20 @@ class ProcMask:
         )
 
 
-def _text(path: str) -> bytes:
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+def _new_mount(root: ConfinedRoot) -> int:
+    """The tmpfs that was mounted last, which can be found by its name alone."""
+    tmpfs = root.open(TARGET, os.O_PATH | os.O_DIRECTORY)
+    if syscalls.filesystem_magic(tmpfs, TARGET) != syscalls.TMPFS_MAGIC:
+        raise OSError(errno.ESTALE, "was changed in the container while it was covered", TARGET)
+    return tmpfs
+
+
+def _text(path: str) -> bytes | None:
+    """What a file of the host's says to a container; None where this driver has no such file."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return None
     try:
         text = os.read(descriptor, _MOST_TEXT)
     finally:
@@ -146,13 +154,11 @@ def _write(tmpfs: int, name: str, text: bytes) -> None:
     os.close(descriptor)
 
 
-def _make_folders(tmpfs: int, path: str) -> None:
-    parts = path.split("/")
-    for depth in range(1, len(parts) + 1):
-        try:
-            os.mkdir("/".join(parts[:depth]), 0o755, dir_fd=tmpfs)
-        except FileExistsError:
-            continue
+def _make_folders(tmpfs: int, path: str, made: set[str]) -> None:
+    if path not in made:
+        _make_folders(tmpfs, path.rpartition("/")[0], made)
+        os.mkdir(path, 0o755, dir_fd=tmpfs)
+        made.add(path)
 
 
 def _collect(root: ConfinedRoot, folder: int, prefix: str, opaque: set[str], found: dict[str, bytes]) -> None:

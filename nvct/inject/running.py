@@ -13,7 +13,7 @@ from nvct.errors import NvctError
 from nvct.explain import PROC, changes_of
 from nvct.inject import bpf, device_program
 from nvct.inject.cgroup import DeviceCgroup, allows
-from nvct.inject.look import look
+from nvct.inject.look import look_as_its_root
 from nvct.record import record
 from nvct.request import MOUNT_LIST, SWARM_PREFIX, request_from_env
 
@@ -65,7 +65,7 @@ def variables_of(pid: int) -> dict[str, str]:
 
 def request_of(pid: int, root: ConfinedRoot, variables: dict[str, str]) -> Request:
     """What the container of process `pid` asked for, as far as it can be seen in it now. Raises OSError as above."""
-    return request_from_env(variables, look(root), _is_privileged(pid), _listed_mounts(pid))
+    return request_from_env(variables, look_as_its_root(root, pid), _is_privileged(pid), _listed_mounts(pid))
 
 
 def _is_privileged(pid: int) -> bool:

@@ -8,6 +8,7 @@ Numbers: asm/unistd_64.h (x86-64) and asm-generic/unistd.h (arm64), which share 
 from __future__ import annotations
 
 import _ctypes
+import _struct
 import os
 
 TYPE_CHECKING = False
@@ -188,7 +189,7 @@ def move_mount(mount: int, target: int, about: str) -> None:
 
 def mount_setattr(mount: int, set_: int, clear: int, about: str) -> None:
     """Set and clear MOUNT_ATTR_* on a mount and all below it, and make them private."""
-    attributes = u64(set_) + u64(clear) + u64(MS_PRIVATE) + u64(0)
+    attributes = _struct.pack("<4Q", set_, clear, MS_PRIVATE, 0)
     call("mount_setattr", mount, b"", AT_EMPTY_PATH | AT_RECURSIVE, attributes, len(attributes), about=about)
 
 

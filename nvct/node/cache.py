@@ -50,6 +50,12 @@ _NODE_PREFIXES = ("nvidia-fs", "nvidia-nvswitch", "gdrdrv")
 WSL_STORE = "/usr/lib/wsl/drivers"
 _OTHERS_CAN_WRITE = 0o022
 
+# The largest inventory seen, 2048 IMEX channels in it, has 200 KiB.
+_MOST_BYTES = 8 << 20
+
+# What reading a kept inventory comes to when it is damaged, or of a driver that is just being unloaded.
+_UNUSABLE = (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError, OSError, NvctError)
+
 
 def own_run_dir() -> str:
     """The folder in which this caller keeps inventories: root in /run/nvct, others where they alone can write.
@@ -105,7 +111,7 @@ def _load_from(run_dir: str, config_path: str) -> tuple[Settings, Inventory] | N
         if kept["stamp"] != stamp(config_path, chosen):
             return None
         return chosen, inventory_from_json(kept["inventory"])
-    except (ValueError, KeyError, TypeError, OSError, NvctError):  # damaged, or of a driver that is being unloaded
+    except _UNUSABLE:
         return None
 
 
@@ -211,19 +217,8 @@ def store(config_path: str, chosen: Settings, inventory: Inventory, taken: dict[
         os.close(folder)
 
 
-def discard(config_path: str, run_dir: str = "") -> bool:
-    """Forget the kept inventory: `recheck` has seen that it is wrong, which its stamp does not show.
-
-    False when one that looks fresh is left: root's, which the caller cannot remove.
-    """
-    try:  # noqa: SIM105  # contextlib is slow to import
-        os.unlink(cache_path(config_path, run_dir))
-    except FileNotFoundError:
-        pass
-    return load(config_path, run_dir) is None
-
-
 def _replace(folder: int, name: str, content: bytes) -> None:
+    _remove_abandoned(folder, f".{name}.")
     temporary = f".{name}.{os.getpid()}"
     flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
     handle = os.open(temporary, flags, 0o600, dir_fd=folder)
@@ -237,12 +232,19 @@ def _replace(folder: int, name: str, content: bytes) -> None:
         raise
 
 
+def _remove_abandoned(folder: int, prefix: str) -> None:
+    """Remove what writers left that were killed; their pids end the names."""
+    for name in os.listdir(folder):
+        if name.startswith(prefix) and not os.path.exists(f"/proc/{name[len(prefix) :]}"):
+            os.unlink(name, dir_fd=folder)
+
+
 class Lock:
     """Only one start discovers; the others wait for its inventory, but no longer than `limit_s` seconds.
 
     The kernel frees the lock of a holder that dies. After the limit the block runs without the lock: a holder that
     hangs in the driver costs everyone these seconds and no more. It runs without the lock, too, where there can be none
-    because the folder cannot be written; `store` then says why.
+    because the folder cannot be written, or locks nothing; `store` then says why.
 
     Locks of another `name` are others: hooks queue for one of their own, so that only the first of a hundred starts an
     interpreter that discovers, and that one can take the usual lock.
@@ -257,9 +259,9 @@ class Lock:
     def __enter__(self) -> None:
         try:
             self._handle = _open_lock(self._run_dir, self._name)
+            _wait_for_lock(self._handle, self._limit_s)
         except (OSError, ConfigError):
             return
-        _wait_for_lock(self._handle, self._limit_s)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -303,11 +305,15 @@ def _read_trusted(run_dir: str, name: str) -> str | None:
         return None
     finally:
         os.close(folder)
-    with os.fdopen(handle, "rb") as stream:
+    try:
         status = os.fstat(handle)
-        if not stat.S_ISREG(status.st_mode) or not _is_safe(status, run_dir):
+        if not stat.S_ISREG(status.st_mode) or not _is_safe(status, run_dir) or status.st_size > _MOST_BYTES:
             return None
-        return stream.read().decode("utf-8", "replace")
+        return os.read(handle, status.st_size).decode("utf-8", "replace")
+    except OSError:
+        return None
+    finally:
+        os.close(handle)
 
 
 def _open_folder(run_dir: str, make: bool) -> int:

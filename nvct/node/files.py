@@ -237,14 +237,15 @@ def firmware_setting(sys_root: str) -> str:
 def find_sockets(root: str) -> tuple[DriverFile, ...]:
     """The sockets of the driver's daemons below `root`, as far as the daemons run.
 
-    A folder counts only when root owns it and no link leads there: /tmp is everyone's, and whoever made
-    /tmp/nvidia-mps a link to /etc would have /etc mounted into containers, writable.
+    Nothing counts to which a link leads, and a folder only when root owns it: /tmp is everyone's, and whoever made
+    /tmp/nvidia-mps a link to /etc would have /etc mounted into containers, writable. Where /var/run is a link, the
+    same sockets are found below /run.
     """
     found = []
     for socket in catalog.SOCKETS:
         for path, resolved, status in existing(root, socket.paths):
-            own_folder = stat.S_ISDIR(status.st_mode) and status.st_uid == 0 and resolved == path
-            if stat.S_ISSOCK(status.st_mode) or own_folder:
+            own_folder = stat.S_ISDIR(status.st_mode) and status.st_uid == 0
+            if resolved == path and (stat.S_ISSOCK(status.st_mode) or own_folder):
                 found.append(DriverFile(SOCKET, socket.capability, resolved))
                 break
     return tuple(found)

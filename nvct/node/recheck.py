@@ -37,7 +37,8 @@ def _compare(inventory: Inventory, gpus: Iterable[Gpu], mig_devices: Iterable[Mi
     _same("the device majors", inventory.majors, procfs.read_majors(proc_root), f"{proc_root}/devices")
     if inventory.kind == WSL:  # no node is one GPU's there, and the cache's stamp has the number of the only one
         return
-    pairs = [(_parent(inventory, device), device) for device in mig_devices]
+    parents = {device.uuid: gpu for gpu in inventory.gpus for device in gpu.mig_devices}
+    pairs = [(_parent(parents, device), device) for device in mig_devices]
     every = {gpu.uuid: gpu for gpu in (*gpus, *(parent for parent, _ in pairs))}
     for gpu in every.values():
         _compare_gpu(proc_root, gpu)
@@ -45,11 +46,11 @@ def _compare(inventory: Inventory, gpus: Iterable[Gpu], mig_devices: Iterable[Mi
         _compare_mig(proc_root, parent, device)
 
 
-def _parent(inventory: Inventory, device: MigDevice) -> Gpu:
-    for gpu in inventory.gpus:
-        if device in gpu.mig_devices:
-            return gpu
-    raise StaleInventory(f"no GPU of the inventory has MIG device {device.uuid}: discover again")
+def _parent(parents: dict[str, Gpu], device: MigDevice) -> Gpu:
+    try:
+        return parents[device.uuid]
+    except KeyError:
+        raise StaleInventory(f"no GPU of the inventory has MIG device {device.uuid}: discover again") from None
 
 
 def _compare_gpu(proc_root: str, gpu: Gpu) -> None:

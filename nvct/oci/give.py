@@ -41,13 +41,12 @@ def give(container: Container, request: Request, config: str) -> tuple[str, ...]
     root = open_root(container)
     request = replace(request, container=look_as_its_root(root, container.pid))
     kept = cache.load(config)
-    may_be_fresh = True
     if kept:
         try:
             return _carry_out(container, request, root, *kept)
         except StaleInventory:
-            may_be_fresh = cache.discard(config)  # its stamp looks right, yet it is wrong
-    settings, inventory, warnings = _discovered(config, may_be_fresh)
+            pass  # its stamp looks right, yet it is wrong
+    settings, inventory, warnings = _discovered(config, kept)
     try:
         return warnings + _carry_out(container, request, root, settings, inventory)
     except StaleInventory as error:
@@ -64,16 +63,17 @@ def _carry_out(
     return edits.warnings + inject(edits, container.pid, root, inventory.architecture, settings.cgroups)
 
 
-def _discovered(config: str, may_be_fresh: bool) -> tuple[Settings, Inventory, tuple[str, ...]]:
+def _discovered(config: str, wrong: tuple[Settings, Inventory] | None) -> tuple[Settings, Inventory, tuple[str, ...]]:
     """Settings and inventory anew, by the first of all hooks that want them at this moment; and warnings.
 
-    `may_be_fresh`: one that another start has kept meanwhile will do.
+    `wrong` is what was kept when this hook began, if it looked fresh: another one, which another start has kept since,
+    will do. So a hook never discards what it has not tried.
     """
     with cache.Lock(name="hooks"):
-        kept = cache.load(config) if may_be_fresh else None
-        if kept:
+        kept = cache.load(config)
+        if kept and kept != wrong:
             return (*kept, ())
-        answer = _ask(config, may_be_fresh)
+        answer = _ask(config, "new" if kept else "any")
     return (
         settings_module.from_json(answer["settings"]),
         inventory_from_json(answer["inventory"]),
@@ -81,11 +81,14 @@ def _discovered(config: str, may_be_fresh: bool) -> tuple[Settings, Inventory, t
     )
 
 
-def _ask(config: str, may_be_fresh: bool) -> dict[str, Any]:
-    """Discover in a child with the full interpreter: NVML starts threads, and needs what a hook may not import."""
+def _ask(config: str, which: str) -> dict[str, Any]:
+    """Discover in a child with the full interpreter: NVML starts threads, and needs what a hook may not import.
+
+    `which` as in `handover`.
+    """
     home = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
     interpreter = _interpreter(home)
-    command = [interpreter, "-I", f"{home}/nvct/node/handover.py", config, "any" if may_be_fresh else "new"]
+    command = [interpreter, "-I", f"{home}/nvct/node/handover.py", config, which]
     output, status, complaint = _run(interpreter, command)
     if status:
         last = complaint.strip().rpartition("\n")[2].removeprefix("nvct: ")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from errno import errorcode
 
 from nvct.errors import NvctError
 
@@ -43,6 +44,10 @@ def carried_out(act: Callable[[Log], tuple[str, ...]]) -> int:
         return log.failed(str(error))
     except MemoryError:
         return log.failed("the container's config.json or loader cache needs more memory than the hook has")
+    except OSError as error:  # before the injection, which explains its own
+        code = errorcode.get(error.errno or 0, str(error.errno))
+        where = error.filename or "a system call"
+        return log.failed(f"{where}: {error.strerror} ({code}); nothing has been done to the container: try again")
     except Exception as error:  # a fault of nvct; whoever reads this shall see nvct's line, not Python's traceback
         return log.failed(f"this is a fault of nvct, please report it: {type(error).__name__}: {error}")
     for warning in warnings:

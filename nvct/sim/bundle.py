@@ -29,9 +29,8 @@ def make_rootfs(directory: Path, family: str = "debian", loader_cache: bool = Tr
     """Write a root file system into the empty or absent folder.
 
     debian: has /etc/debian_version, so libraries go to /usr/lib/<triplet>. lib64: has not, so they go to /usr/lib64,
-    which
-    this C library finds through the loader cache alone. busybox: one static program and no C library. `loader_cache`
-    says whether the first two come with a cache of their own.
+    which this C library finds through the loader cache alone. busybox: one static program and no C library.
+    `loader_cache` says whether the first two come with a cache of their own.
     """
     for folder in ("dev", "etc", "proc", "sys", "tmp", "run", "usr/bin", "usr/lib"):
         (directory / folder).mkdir(parents=True, exist_ok=True)

@@ -145,11 +145,14 @@ def test_containers_side_by_side_are_denied_each_others(dockerd: Dockerd, dgx: S
     [
         (
             '"device=8"',
-            ("nvct: `8` in env NVIDIA_VISIBLE_DEVICES: no GPU has this index", "valid are GPUs 0 (GPU-7d9959fa"),
+            (
+                "nvct: `8` in env NVIDIA_VISIBLE_DEVICES: no GPU has this index",
+                "valid are GPUs 0 to 7; MIG devices 0:0 to 0:6",
+            ),
         ),
         ('"device=0:7"', ("nvct: `0:7` in", "GPU 0 (GPU-7d9959fa-39dc-5b9e-9859-0a682e6e3f49) has no such MIG device")),
         ("device=GPU-00000000", ("nvct: `GPU-00000000` in", "no GPU of this node has such a UUID", "valid are")),
-        ("device=gpu0", ("nvct: `gpu0` in", "perhaps `0` is meant; valid are GPUs 0 (GPU-7d9959fa")),
+        ("device=gpu0", ("nvct: `gpu0` in", "perhaps `0` is meant; see `nvct list`; valid are GPUs 0 to 7")),
     ],
 )
 def test_a_refusal_reaches_the_user_in_one_line(dockerd: Dockerd, wish: str, words: tuple[str, ...]) -> None:

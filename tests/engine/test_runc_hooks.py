@@ -75,11 +75,6 @@ def unknown_to_the_kernel(calls: tuple[str, ...], trace: Path) -> list[str]:
     return [*strace(",".join(calls), trace), "-f", "-e", f"inject={','.join(calls)}:error=ENOSYS"]
 
 
-def injecting(call: str, trace: Path, number: int) -> list[str]:
-    """The command that runs another one whose `number`th call of that kind fails."""
-    return [*strace(call, trace), "-e", f"inject={call}:error=ENOSPC:when={number}"]
-
-
 def strace(calls: str, trace: Path) -> list[str]:
     return [shutil.which("strace") or "strace", "-qq", "-o", str(trace), "-e", f"trace={calls}"]
 
@@ -94,39 +89,6 @@ def test_an_old_kernel(dgx: SimNode, start: Start, tmp_path: Path, calls: tuple[
         assert seen(container, dgx) == wanted(dgx, DEVICES, CAPABILITIES)
     assert "ENOSYS" in trace.read_text()
     assert "(INJECTED)" in trace.read_text()
-
-
-# A call of the hook's last steps, and how often it must be made before it fails.
-FAULTS = {
-    "a-device": ("move_mount", 3),
-    "a-library": ("move_mount", 20),
-    "the-last-mount": ("move_mount", 60),
-    "a-link": ("symlinkat", 12),
-    "the-loader-cache": ("renameat,renameat2", 1),
-}
-
-
-@NEEDS_STRACE
-@pytest.mark.parametrize(("call", "number"), FAULTS.values(), ids=FAULTS)
-def test_a_failing_step_undoes_all_others(
-    dgx: SimNode, start: Start, static_programs: Path, tmp_path: Path, call: str, number: int
-) -> None:
-    rootfs = tmp_path / "rootfs"
-    make_root(rootfs, "debian", True, static_programs)
-    before = read_tree(rootfs)
-    log, trace = tmp_path / "log", tmp_path / "trace"
-    # The runtime would end the container at the first failure, and with it what is to be seen: the shell hides it.
-    failing = nvct_hook(
-        dgx.path, under=["/bin/sh", "-c", '"$@" 2>"$0"; true', str(log), *injecting(call, trace, number)]
-    )
-    with start(dgx, ENV, rootfs=rootfs, hooks=[kernel_hook(dgx.path), failing]) as container:
-        found = seen(container, dgx)
-        assert (found["nodes"], found["mounts"], found["opens"], found["links"]) == ({}, {}, set(), {})
-    assert "(INJECTED)" in trace.read_text()
-    (line,) = log.read_text().splitlines()
-    assert line.startswith("nvct: ")
-    assert line.endswith("No space left on device (ENOSPC); everything done before was undone")
-    assert read_tree(rootfs) == before
 
 
 HOSTILE = "import os; os.open({mark!r}, os.O_CREAT | os.O_WRONLY)\n"
@@ -184,9 +146,9 @@ def test_a_hostile_environment_changes_nothing(dgx: SimNode, start: Start, tmp_p
 WATCH = """\
 import sys
 sys.path.insert(0, {tree!r})
-from nvct.oci import hook
+from nvct.oci import give, hook
 report = open({report!r}, "w")
-original = hook.inject
+original = give.inject
 def watched(*arguments):
     before = set(sys.modules)
     try:
@@ -194,7 +156,7 @@ def watched(*arguments):
     finally:
         report.write(repr((len(before), sorted(set(sys.modules) ^ before), sorted(sys.modules))))
         report.flush()
-hook.inject = watched
+give.inject = watched
 sys.exit(hook.main(["--config", {config!r}, "prestart"]))
 """
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import os
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+import shutil
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -14,22 +15,18 @@ import yaml
 from nvct import settings
 from nvct.node.cache import stamp
 from nvct.record import replace
-from nvct.sim.node import spec_from_profile
+from nvct.sim.node import create, spec_from_profile
 from nvct.sim.spec import NvmlBehaviour
 from tests.support.expect import NOTHING, seen, wanted
-from tests.support.nodes import GpuFacts, MigFacts, SimNode
-from tests.support.runc import RuncContainer, Start, StartFailed, kernel_hook, nvct_hook
-from tests.support.watch import Opens
+from tests.support.namespaces import MountNamespace
+from tests.support.nodes import DGX_MIG, GpuFacts, MigFacts, SimNode
+from tests.support.runc import Start, StartFailed, kernel_hook, nvct_hook
+from tests.support.watch import nvml_starts
 
 pytestmark = pytest.mark.engine
 
 GPU_2 = {"NVIDIA_VISIBLE_DEVICES": "2"}
 STATE = "proc/driver/nvct-sim"
-
-
-def nvml_starts(node: SimNode) -> Opens:
-    """The simulated NVML reads this file each time it is initialised."""
-    return Opens(node.path / STATE / "node")
 
 
 def refusal(start: Start, node: SimNode, env: dict[str, str], log: Path) -> str:
@@ -57,32 +54,6 @@ def test_the_first_start_discovers_and_the_next_does_not(own_dgx: SimNode, start
             assert seen(container, own_dgx) == wanted(own_dgx, ["2"])
     status = own_dgx.cache.stat()
     assert (status.st_uid, status.st_mode & 0o777) == (0, 0o644)
-
-
-def test_a_hundred_starts_at_once_initialise_nvml_once(own_dgx: SimNode, start: Start) -> None:
-    """On a node whose NVML takes half a second, as many do, so that all of them come while the first one waits."""
-    own_dgx.make(replace(own_dgx.spec, nvml=NvmlBehaviour(delay_s=0.5)))
-    with nvml_starts(own_dgx) as opens, ExitStack() as running:
-        with start(own_dgx, GPU_2):
-            pass
-        once = opens.count()
-        assert once > 0
-        own_dgx.forget()
-
-        def start_one(number: int) -> RuncContainer:
-            devices = {"NVIDIA_VISIBLE_DEVICES": f"0:{number % 7},{2 + number % 6}"}
-            return running.enter_context(start(own_dgx, devices, family="busybox"))
-
-        with ThreadPoolExecutor(100) as pool:
-            containers = list(pool.map(start_one, range(100)))
-        assert opens.count() == once
-        for number, container in enumerate(containers):
-            gpus = {str(path.name) for path in (container.root / "dev").glob("nvidia[0-9]*")}
-            other = own_dgx.gpus[str(2 + number % 6)].minor
-            assert gpus == {"nvidia1", f"nvidia{other}"}
-            caps = {path.name for path in (container.root / "dev/nvidia-caps").iterdir()}
-            mig = own_dgx.mig[f"0:{number % 7}"]
-            assert caps == {f"nvidia-cap{mig.gi_minor}", f"nvidia-cap{mig.ci_minor}"}
 
 
 def test_another_mig_layout(own_dgx: SimNode, start: Start, tmp_path: Path) -> None:
@@ -154,13 +125,112 @@ def test_a_capability_that_has_got_another_minor(own_dgx: SimNode, start: Start,
 
 def renew_stamp(node: SimNode) -> None:
     """As if the node had changed just after a hook had found its inventory fresh: only the last look can tell."""
-    kept = json.loads(node.cache.read_text())
-    kept["stamp"] = stamp(str(node.config), settings.load(str(node.config)))
-    node.cache.write_text(json.dumps(kept))
+    change_kept(node, lambda kept: kept.update(stamp=stamp(str(node.config), settings.load(str(node.config)))))
+
+
+def test_another_mig_layout_with_the_same_numbers(own_dgx: SimNode, start: Start, tmp_path: Path) -> None:
+    """Another tool puts GPU instances of another profile in the place of those that were there, under their ids."""
+    own_dgx.make(spec_from_profile("dgx-a100", mig={0: ("2g.10gb@0", "2g.10gb@2")}))
+    own_dgx.mig = {  # of GPU minor 1, so 138 and on; slices of a quarter are numbered from 3
+        "0:0": MigFacts("MIG-" + "0" * 8, "0", 3, 0, 165, 166),
+        "0:1": MigFacts("MIG-" + "0" * 8, "0", 4, 0, 174, 175),
+    }
+    assert profiles_after_start(own_dgx, start) == ["2g.10gb", "2g.10gb"]
+    other = tmp_path / "other"
+    create(spec_from_profile("dgx-a100", mig={0: ("1g.10gb@0", "1g.10gb@2")}), other)
+    capabilities = "proc/driver/nvidia/capabilities/gpu1"
+    shutil.rmtree(own_dgx.path / capabilities)
+    shutil.copytree(other / capabilities, own_dgx.path / capabilities)
+    shutil.copy(other / STATE / "gpu.0", own_dgx.path / STATE / "gpu.0")
+    assert profiles_after_start(own_dgx, start) == ["1g.10gb", "1g.10gb"]
+
+
+def profiles_after_start(node: SimNode, start: Start) -> list[str]:
+    """The profiles of GPU 0's MIG devices in the inventory with which `0:1` has just been given."""
+    with start(node, {"NVIDIA_VISIBLE_DEVICES": "0:1"}) as container:
+        found, expected = seen(container, node), wanted(node, ["0:1"])
+        for what in ("nodes", "opens", "proc", "mounts"):
+            assert found[what] == expected[what]
+    devices = json.loads(node.cache.read_text())["inventory"]["gpus"][0]["mig_devices"]
+    return [device["profile"] for device in devices]
 
 
 @pytest.mark.parametrize("when", ["before", "meanwhile"])
-def test_gpus_that_have_changed_their_minors(own_dgx: SimNode, start: Start, when: str) -> None:
+def test_another_driver(own_dgx: SimNode, start: Start, when: str) -> None:
+    """The same node, booted the same, with another driver under an inventory that is otherwise of this moment."""
+    with start(own_dgx, GPU_2):
+        pass
+    old = own_dgx.version
+    own_dgx.make(spec_from_profile("dgx-a100", mig=DGX_MIG, driver="580.65.06"))
+    renew_stamp(own_dgx)
+    if when == "before":
+        change_kept(own_dgx, lambda kept: kept["stamp"].update(driver_version=old))
+    with start(own_dgx, GPU_2) as container:
+        assert seen(container, own_dgx) == wanted(own_dgx, ["2"])
+
+
+def change_kept(node: SimNode, change: Callable[[Any], object]) -> None:
+    kept = json.loads(node.cache.read_text())
+    change(kept)
+    node.cache.write_text(json.dumps(kept))
+
+
+def forge(kept: Any) -> None:
+    """Whoever believes the inventory hands out GPU 3 for GPU 2."""
+    two, three = kept["inventory"]["gpus"][2:4]
+    for field in ("uuid", "bus_id", "minor"):
+        two[field], three[field] = three[field], two[field]
+
+
+def test_a_forged_inventory_is_a_trap(own_dgx: SimNode, start: Start) -> None:
+    with start(own_dgx, GPU_2):
+        pass
+    change_kept(own_dgx, forge)
+    with start(own_dgx, GPU_2) as container:
+        assert seen(container, own_dgx)["nodes"] == wanted(own_dgx, ["3"])["nodes"]
+
+
+@pytest.mark.parametrize("what", ["gpus", "mig", "settings", "loader_cache"])
+def test_a_clock_that_was_put_back(own_dgx: SimNode, start: Start, what: str) -> None:
+    """The inventory was made an hour later than what it describes was written, by the clock of now."""
+    with start(own_dgx, GPU_2):
+        pass
+    change_kept(own_dgx, forge)
+
+    def make_later(kept: Any) -> None:
+        times = kept["stamp"][what]
+        for key in times if isinstance(times, dict) else (2, 3):
+            times[key] += 3600 * 10**9
+
+    change_kept(own_dgx, make_later)
+    with start(own_dgx, GPU_2) as container:
+        assert seen(container, own_dgx) == wanted(own_dgx, ["2"])
+
+
+UNOPENED = "GPU-????????-????-????-????-????????????"
+
+
+def unopen(node: SimNode) -> None:
+    """As after a boot: nothing has opened the GPUs, and the driver does not know their UUIDs yet."""
+    for gpu in node.gpus.values():
+        change(node.path / f"proc/driver/nvidia/gpus/{gpu.bus}/information", gpu.uuid, UNOPENED)
+
+
+@pytest.mark.parametrize("when", ["before", "meanwhile"])
+def test_gpus_that_nothing_has_opened(own_dgx: SimNode, start: Start, when: str) -> None:
+    with start(own_dgx, GPU_2):
+        pass
+    unopen(own_dgx)
+    if when == "meanwhile":
+        renew_stamp(own_dgx)
+    for request in ("2", own_dgx.gpus["2"].uuid):
+        with start(own_dgx, {"NVIDIA_VISIBLE_DEVICES": request}) as container:
+            assert seen(container, own_dgx) == wanted(own_dgx, ["2"])
+
+
+@pytest.mark.parametrize("opened", [True, False], ids=["opened", "unopened"])
+@pytest.mark.parametrize("when", ["before", "meanwhile"])
+def test_gpus_that_have_changed_their_minors(own_dgx: SimNode, start: Start, when: str, opened: bool) -> None:
     two, three = own_dgx.gpus["2"], own_dgx.gpus["3"]
     with start(own_dgx, {"NVIDIA_VISIBLE_DEVICES": two.uuid}) as container:
         assert seen(container, own_dgx) == wanted(own_dgx, ["2"])
@@ -168,6 +238,8 @@ def test_gpus_that_have_changed_their_minors(own_dgx: SimNode, start: Start, whe
         information = own_dgx.path / f"proc/driver/nvidia/gpus/{gpu.bus}/information"
         change(information, f"Device Minor: \t {gpu.minor}\n", f"Device Minor: \t {minor}\n")
         change(own_dgx.path / STATE / f"gpu.{index}", f"\nminor {gpu.minor}\n", f"\nminor {minor}\n")
+    if not opened:
+        unopen(own_dgx)
     own_dgx.gpus = {**own_dgx.gpus, "2": GpuFacts(two.uuid, three.minor, two.bus)}
     if when == "meanwhile":
         renew_stamp(own_dgx)
@@ -216,7 +288,9 @@ def test_settings_that_have_changed(own_dgx: SimNode, start: Start, tmp_path: Pa
     assert "0666" in line
 
 
-@pytest.mark.parametrize("fault", ["writable", "foreign", "link", "damaged", "truncated"])
+@pytest.mark.parametrize(
+    "fault", ["writable", "foreign", "link", "damaged", "truncated", "empty", "deep", "endless", "fifo"]
+)
 def test_an_inventory_that_others_could_have_written(
     own_dgx: SimNode, start: Start, tmp_path: Path, fault: str
 ) -> None:
@@ -230,7 +304,12 @@ def test_an_inventory_that_others_could_have_written(
         forged = forged.replace('"inventory": {', '"inventory": {"x": 1, ')
     if fault == "truncated":
         forged = forged[: len(forged) // 2]
-    own_dgx.cache.write_text(forged)
+    own_dgx.cache.write_text({"empty": "", "deep": "[" * 1_000_000}.get(fault, forged))
+    if fault == "endless":
+        os.truncate(own_dgx.cache, 1 << 40)
+    if fault == "fifo":
+        own_dgx.cache.unlink()
+        os.mkfifo(own_dgx.cache)
     if fault == "writable":
         own_dgx.cache.chmod(0o666)
     if fault == "foreign":
@@ -242,6 +321,48 @@ def test_an_inventory_that_others_could_have_written(
         assert seen(container, own_dgx) == wanted(own_dgx, ["2"])
     status = own_dgx.cache.lstat()
     assert (status.st_uid, status.st_mode) == (0, 0o100644)
+
+
+# /run/nvct as a file system of its own, with something in it.
+FULL_RUNS = {
+    "no-space": "mount -t tmpfs -o mode=755,size=4k none /run/nvct; head -c 4096 /dev/zero >/run/nvct/full",
+    "no-inodes": "mount -t tmpfs -o mode=755,nr_inodes=1 none /run/nvct",
+    "read-only": "mount -t tmpfs -o mode=755,ro none /run/nvct",
+    "a-folder-in-the-way": 'mount -t tmpfs -o mode=755 none /run/nvct; mkdir "/run/nvct/$1"',
+}
+
+
+@pytest.mark.parametrize("script", FULL_RUNS.values(), ids=FULL_RUNS)
+def test_an_inventory_that_cannot_be_kept(own_dgx: SimNode, start: Start, tmp_path: Path, script: str) -> None:
+    log = tmp_path / "log"
+    hooks = [kernel_hook(own_dgx.path), nvct_hook(own_dgx.path, log)]
+    with MountNamespace(f"mkdir -p /run/nvct; {script}", own_dgx.cache.name) as machine:
+        for _ in range(2):
+            log.unlink(missing_ok=True)
+            with start(own_dgx, GPU_2, hooks=hooks, prefix=machine.prefix) as container:
+                assert seen(container, own_dgx) == wanted(own_dgx, ["2"])
+            (line,) = log.read_text().splitlines()
+            assert line.startswith("nvct: warning: every start asks NVML again, since the inventory cannot be kept: ")
+
+
+def test_an_old_inventory_that_cannot_be_replaced(own_dgx: SimNode, start: Start) -> None:
+    """/run has become full since it was kept, and it is not believed for that."""
+    with MountNamespace("mkdir -p /run/nvct; mount -t tmpfs -o mode=755,size=1m none /run/nvct") as machine:
+        with start(own_dgx, GPU_2, prefix=machine.prefix):
+            pass
+        own_dgx.cache = Path(f"/proc/{machine.pid}/root{own_dgx.cache}")
+        change_kept(own_dgx, forge)
+        change_kept(own_dgx, lambda kept: kept["stamp"].update(boot_id="another boot"))
+        machine.run("sh", "-c", "head -c 2m /dev/zero >/run/nvct/full || true")
+        with start(own_dgx, GPU_2, prefix=machine.prefix) as container:
+            assert seen(container, own_dgx) == wanted(own_dgx, ["2"])
+        assert "another boot" in own_dgx.cache.read_text()
+        assert sorted(path.name for path in own_dgx.cache.parent.iterdir()) == [
+            "full",
+            "hooks",
+            own_dgx.cache.name,
+            "lock",
+        ]
 
 
 def test_a_node_without_its_driver(own_dgx: SimNode, start: Start, tmp_path: Path) -> None:

@@ -25,9 +25,9 @@ from nvct.model import (
     Roots,
 )
 from nvct.node import procfs
-from nvct.oci import hook
+from nvct.oci import state
 from nvct.plan import plan
-from nvct.request import request_from_spec
+from nvct.request import asks_for_nothing, request_from_spec
 
 LONGEST_MESSAGE = 4000  # characters
 
@@ -76,25 +76,25 @@ def loader_cache(data: bytes) -> None:
 
 def _same_names(old: list[tuple[str, str]], replaced: set[str]) -> list[tuple[str, str]]:
     """Entries of other names that ld.so holds equal to a replaced one: numbers with leading zeros."""
-    order = ldcache._Order(True)
-    ranks = {order.rank(name.encode()) for name in replaced}
-    return [(name, path) for name, path in old if order.rank(name.encode("utf-8", "surrogateescape")) in ranks]
+    ranks = {ldcache._rank(name.encode(), True) for name in replaced}
+    return [(name, path) for name, path in old if ldcache._rank(name.encode("utf-8", "surrogateescape"), True) in ranks]
 
 
 def config_json(data: bytes) -> None:
     """A plan or a refusal in one line. What is asked for decides: no request, no edit; and never a GPU beyond it."""
     try:
-        request = request_from_spec(hook._json(data, "config.json"), ContainerRoot())
+        request = request_from_spec(state._json(data, "config.json"), ContainerRoot())
         edits = plan(INVENTORY, request, settings.Settings())
     except NvctError as error:
         _check_message(error)
         return
     for warning in edits.warnings:
         _check_line(warning)
+    if asks_for_nothing(request):
+        assert not (edits.devices or edits.mounts or edits.links)
     if not request.devices:
         gpus = {f"/dev/nvidia{gpu.minor}" for gpu in INVENTORY.gpus}
         assert not [device for device in edits.devices if device.path in gpus or "caps" in device.path]
-    assert request.devices is not None or not (edits.devices or edits.mounts or edits.links)
 
 
 def json_text(data: bytes) -> None:
@@ -141,7 +141,7 @@ def settings_file(data: bytes) -> None:
     """Settings, or a refusal in one line."""
     try:
         values = settings._parse(data.decode("utf-8", "replace"), "/etc/nvct/config.yaml")
-        chosen = settings._from_mapping(values, "/etc/nvct/config.yaml")
+        chosen = settings.from_mapping(values, "/etc/nvct/config.yaml")
     except ConfigError as error:
         _check_message(error)
         return

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 from ast import literal_eval
 from collections.abc import Iterator
@@ -13,6 +12,7 @@ import pytest
 import yaml
 
 from nvct.sim.bundle import config
+from tests.support.namespaces import MountNamespace
 from tests.support.nodes import SimNode
 from tests.support.runc import HOOK, PYTHON, TREE, hooks_of, nvct_hook
 
@@ -106,8 +106,8 @@ def test_no_code_names_a_stage_in_the_container() -> None:
 REPORT = """\
 import os, sys
 {path_entry}
-from nvct.oci import hook
-hook.inject = lambda *_: ()
+from nvct.oci import give, hook
+give.inject = lambda *_: ()
 status = hook.main(["--config", {config!r}, "prestart"])
 files = {{name: getattr(module, "__file__", None) for name, module in sys.modules.items()}}
 print(repr((status, dict(os.environ), files)))
@@ -138,29 +138,29 @@ def hostile_env(evil: Path) -> dict[str, str]:
     }
 
 
-def state_of(folder: Path) -> str:
-    """The OCI state of a container that is this process, and asks for a GPU."""
+def state_of(container: MountNamespace, folder: Path) -> str:
+    """The OCI state of a container of this process that asks for a GPU."""
     (folder / "rootfs").mkdir()
     spec = config(["true"], {"NVIDIA_VISIBLE_DEVICES": "2"}, {})
     spec["root"] = {"path": str(folder / "rootfs")}
     (folder / "config.json").write_text(json.dumps(spec))
-    return json.dumps({"pid": os.getpid(), "bundle": str(folder)})
+    return json.dumps({"pid": container.pid, "bundle": str(folder)})
 
 
 @pytest.mark.parametrize("inventory", ["none", "fresh"])
 def test_modules_come_from_python_and_the_tree_only(dgx: SimNode, tmp_path: Path, inventory: str) -> None:
     evil = tmp_path / "evil"
     set_traps(evil)
-    state = state_of(tmp_path)
     trap = subprocess.run([PYTHON, "-c", "import json"], env={"PYTHONPATH": str(evil)}, cwd=evil)
     assert trap.returncode == 42, "the trap does not work"
     if inventory == "none":
         dgx.forget()
     program = REPORT.format(path_entry=f"sys.path.append({str(TREE)!r})", config=str(dgx.config))
-    done = subprocess.run(
-        [PYTHON, "-I", "-S", "-c", program],
-        input=state, capture_output=True, text=True, cwd=evil, env=hostile_env(evil),
-    )  # fmt: skip
+    with MountNamespace("true") as container:
+        done = subprocess.run(
+            [PYTHON, "-I", "-S", "-c", program],
+            input=state_of(container, tmp_path), capture_output=True, text=True, cwd=evil, env=hostile_env(evil),
+        )  # fmt: skip
     assert (done.returncode, done.stderr) == (0, "")
     status, env, files = literal_eval(done.stdout)
     assert (status, env) == (0, {})

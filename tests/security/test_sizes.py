@@ -169,7 +169,8 @@ STATES = {
     "a list": (b"[]", "is not a JSON object"),
     "a negative process": (b'{"pid": -1, "bundle": "/"}', "has pid -1"),
     "no number": (b'{"pid": true, "bundle": "/"}', "has pid True"),
-    "a process that is not": (b'{"pid": 99999999999999999999, "bundle": "/nowhere"}', "/nowhere/config.json"),
+    "more than any process": (b'{"pid": 99999999999999999999, "bundle": "/"}', "has pid 99999999999999999999"),
+    "a bundle that is not": (b'{"pid": 1, "bundle": "/nowhere"}', "/nowhere/config.json"),
     "NUL in the bundle": (b'{"pid": 1, "bundle": "/\\u0000"}', "config.json"),
 }
 
@@ -278,7 +279,8 @@ def test_many_links_that_are_slow_to_follow(ready: Ready, container: BareContain
     began = time.monotonic()
     assert start(ready, container) == Done(0, "")
     assert time.monotonic() - began < MOST_TIME
-    assert not any((libraries / f"libnvidia-{number}.so").is_symlink() for number in range(10))
+    # Linux does not follow so long a way, and what is behind it may well be there: such a link is nobody's leftover.
+    assert all((libraries / f"libnvidia-{number}.so").is_symlink() for number in range(10))
 
 
 def test_more_leftovers_than_any_driver_leaves(ready: Ready, container: BareContainer) -> None:

@@ -51,7 +51,7 @@ HARM: dict[str, tuple[str, Callable[[Path], object], str]] = {
     "a room for all to write": ("nvct/inject", lambda path: path.chmod(0o777), "chmod go-w {path}"),
     "the package for the group to write": ("nvct", lambda path: path.chmod(0o775), "chmod go-w {path}"),
     "the tree for all to write": (".", lambda path: path.chmod(0o757), "chmod go-w {path}"),
-    "a sticky tree": (".", lambda path: path.chmod(0o1777), "everyone can write; expected one for root alone"),
+    "a sticky tree": (".", lambda path: path.chmod(0o1777), "chmod go-w {path}"),
     "a module of a stranger": ("nvct/plan/files.py", lambda path: os.chown(path, STRANGER, 0), "chown root {path}"),
     "a room of a stranger": ("nvct/node", lambda path: os.chown(path, STRANGER, 0), "chown root {path}"),
     "the hooks of a stranger": ("hooks", lambda path: os.chown(path, STRANGER, 0), "chown root {path}"),
@@ -92,13 +92,24 @@ def test_a_users_own_tree_is_run_by_that_user_and_not_by_root(tree: Path, tmp_pa
 
 
 @needs_root
-def test_a_tree_below_tmp_is_for_ordinary_users_only() -> None:
-    with tempfile.TemporaryDirectory(dir="/tmp") as folder:
-        os.chmod(folder, 0o755)
-        for name in ("hooks", "nvct"):
-            shutil.copytree(TREE / name, f"{folder}/{name}", symlinks=True)
-        assert "/tmp is a folder where everyone can write" in run_hook(Path(folder)).stderr
-        assert run_hook(Path(folder), NOBODY).returncode == 0
+@pytest.mark.parametrize(("owner", "status"), [(0, 0), (STRANGER, 1)], ids=["root", "a stranger"])
+def test_a_tree_may_lie_in_a_folder_like_tmp_that_is_roots(tree: Path, owner: int, status: int) -> None:
+    """Nobody but its owner can rename what is another's there."""
+    shared = tree.with_name(f"{tree.name}-shared")
+    shared.mkdir()
+    try:
+        tree.rename(shared / "tree")
+        shared.chmod(0o1777)
+        os.chown(shared, owner, 0)
+        done = run_hook(shared / "tree")
+        assert done.returncode == status
+        assert (f"{shared} belongs to uid {STRANGER}" in done.stderr) is bool(status)
+        os.chown(shared, 0, 0)
+        shared.chmod(0o777)
+        assert f"chmod go-w {shared}" in run_hook(shared / "tree").stderr
+    finally:
+        (shared / "tree").rename(tree)
+        shared.rmdir()
 
 
 def test_this_tree_itself_is_safe_for_who_runs_the_tests() -> None:

@@ -75,9 +75,9 @@ class RuncContainer:
 
     def delete(self) -> None:
         """End its program and remove it. Ended here, since runc waits a tenth of a second for that."""
-        if self.pid and _is_running(self.pid):
+        if self.pid and is_running(self.pid):
             os.kill(self.pid, signal.SIGKILL)
-            while _is_running(self.pid):
+            while is_running(self.pid):
                 time.sleep(0.001)
         subprocess.run([*self._runc, "delete", "-f", self.name], capture_output=True)
 
@@ -148,7 +148,7 @@ class RuncContainer:
         raise AssertionError("no device cgroup v1")
 
 
-def _is_running(pid: int) -> bool:
+def is_running(pid: int) -> bool:
     try:
         status = Path(f"/proc/{pid}/stat").read_text()
     except (FileNotFoundError, ProcessLookupError):

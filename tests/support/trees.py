@@ -15,6 +15,7 @@ class Entry(NamedTuple):
 
     mode: int
     owner: int
+    group: int
     size: int
     text: str
 
@@ -56,4 +57,4 @@ def _entry(path: str) -> Entry:
         text = hashlib.sha1(Path(path).read_bytes()).hexdigest()
     elif stat.S_ISDIR(status.st_mode):
         size = 0  # depends on the file system
-    return Entry(status.st_mode, status.st_uid, size, text)
+    return Entry(status.st_mode, status.st_uid, status.st_gid, size, text)

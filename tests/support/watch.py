@@ -1,4 +1,4 @@
-"""Counts how often a file is opened, by whichever process, with inotify(7)."""
+"""Counts how often a file is opened, and so how often NVML is initialised, by whichever process, with inotify(7)."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import ctypes
 import os
 import struct
 from pathlib import Path
+
+from tests.support.nodes import SimNode
 
 _OPEN, _CLOSE = 0x20, 0x10
 _EVENT = struct.Struct("iIII")  # watch, mask, cookie, length of the name that follows: none, since a file is watched
@@ -33,3 +35,8 @@ class Opens:
         except BlockingIOError:
             return 0
         return sum(bool(mask & _OPEN) for _, mask, _, _ in _EVENT.iter_unpack(events))
+
+
+def nvml_starts(node: SimNode) -> Opens:
+    """The simulated NVML reads this file each time it is initialised."""
+    return Opens(node.path / "proc/driver/nvct-sim/node")

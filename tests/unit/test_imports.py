@@ -16,7 +16,8 @@ PACKAGE = Path(nvct.__file__).parent
 
 # The rooms from the ground up; a module may import those of its own room and of rooms below, never of one beside it.
 FLOORS = (
-    ("__init__", "record", "errors", "fastjson", "userns", "trust"),
+    ("__init__", "record", "errors", "fastjson", "trust"),
+    ("userns",),
     ("model",),
     ("settings", "ldcache", "edits"),
     ("requirements", "request", "established"),
@@ -25,7 +26,7 @@ FLOORS = (
     ("inject", "node"),
     ("oci", "cdi", "engines", "mig", "limits", "k8s", "metrics", "doctor", "sim"),
     ("cli",),
-    ("__main__",),
+    ("__main__", "start"),
 )
 FLOOR = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}
 
@@ -49,6 +50,8 @@ HOT = (
     "nvct.node.current",
     "nvct.oci.hook",
     "nvct.oci.finish",
+    "nvct.oci.give",
+    "nvct.start",
 )
 SLOW = set(
     """click yaml pynvml pyroute2 psutil elftools dataclasses typing pathlib subprocess logging argparse re json ctypes

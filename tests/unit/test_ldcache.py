@@ -410,14 +410,14 @@ ADDITIONS = st.lists(st.tuples(NAMES, st.sampled_from(["/a/x", "/b/y.so"]), FLAG
 
 @given(NAMES.map(os.fsencode), NAMES.map(os.fsencode), st.booleans())
 def test_ranks_compare_as_the_loader_compares(one: bytes, other: bytes, signed: bool) -> None:
-    rank = ldcache._Order(signed).rank
+    rank = functools.partial(ldcache._rank, signed_char=signed)
     by_rank = (rank(one) > rank(other)) - (rank(one) < rank(other))
     by_loader = libcmp(one, other, signed)
     assert by_rank == (by_loader > 0) - (by_loader < 0)
 
 
 def test_long_numbers_wrap_as_in_c() -> None:
-    rank = ldcache._Order(True).rank
+    rank = functools.partial(ldcache._rank, signed_char=True)
     assert rank(b"lib4294967297.so") == rank(b"lib1.so")
     assert rank(b"lib2147483648.so") < rank(b"lib1.so")
     assert rank(b"lib" + b"9" * 252) != rank(b"lib1.so")
@@ -425,7 +425,7 @@ def test_long_numbers_wrap_as_in_c() -> None:
 
 def resolved(additions: list[tuple[str, str, int]]) -> dict[tuple[object, int], str]:
     """What a cache of these lines answers, for names as ld.so tells them apart."""
-    rank = ldcache._Order(True).rank
+    rank = functools.partial(ldcache._rank, signed_char=True)
     return {(rank(os.fsencode(name)), flags): path for name, path, flags in additions}
 
 
@@ -444,7 +444,7 @@ def test_a_merge_answers_as_its_model(
     kept = [(entry.name, entry.path, entry.flags) for entry in parse(before).entries]
     model = resolved([line for line in kept if line[:2] not in gone]) | resolved(new)
     for name, _, flags in old + new:
-        key = (ldcache._Order(True).rank(os.fsencode(name)), flags)
+        key = (ldcache._rank(os.fsencode(name), True), flags)
         assert looked_up(merged, name, flags) == model.get(key)
     assert len(listing(merged)) == len(model)
     assert merge(merged, new, gone) is merged
@@ -713,3 +713,22 @@ def test_the_hook_may_import_it() -> None:
     script += f"; print(*sorted(set({banned.split()!r}) & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-I", "-S", "-c", script], check=True, capture_output=True, text=True)
     assert done.stdout.strip() == ""
+
+
+@given(ADDITIONS, ADDITIONS, st.lists(st.sampled_from(["lib", "liba", "lib0a", "lib12.", "libé", "b"]), max_size=3))
+def test_only_names_with_the_beginnings_are_asked_about(
+    old: list[tuple[str, str, int]], more: list[tuple[str, str, int]], beginnings: list[str]
+) -> None:
+    data = merge(merge(None, old), more)
+    asked: list[tuple[str, str]] = []
+    merge(data, [], lambda name, path: asked.append((name, path)) is not None, beginnings=tuple(beginnings))
+    expected = {(entry.name, entry.path) for entry in parse(data).entries if entry.name.startswith(tuple(beginnings))}
+    assert set(asked) == expected
+
+
+@given(st.lists(st.integers(0, (1 << 32) - 1), max_size=5), st.integers(0, 1 << 26), st.integers(0, 1 << 26))
+def test_offsets_are_compared_all_at_once(offsets: list[int], first: int, last: int) -> None:
+    near = [first, last, max(first - 1, 0), max(last - 1, 0), *offsets]
+    for numbers in ([], offsets, near[:1], near[3:4], near):
+        packed = struct.pack(f"<{len(numbers)}I", *numbers)
+        assert ldcache._all_between(packed, first, last) == all(first <= number < last for number in numbers)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import json
 import os
 import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from node_tree import TRIPLET, VERSION, NodeTree, capability, fake_nvml, information, write
@@ -228,10 +230,60 @@ def test_a_pipe_does_not_block(kept: Kept) -> None:
     assert kept.load() is None
 
 
-def test_discarding_forgets(kept: Kept) -> None:
-    cache.discard(kept.config, kept.run_dir)
+def test_a_folder_is_not_used(kept: Kept) -> None:
+    kept.file.unlink()
+    kept.file.mkdir()
     assert kept.load() is None
-    cache.discard(kept.config, kept.run_dir)
+
+
+def test_a_deep_file_is_not_used(kept: Kept) -> None:
+    kept.file.write_text("[" * 1_000_000)
+    assert kept.load() is None
+
+
+def test_a_file_of_endless_size_is_not_read(kept: Kept) -> None:
+    os.truncate(kept.file, 1 << 40)
+    assert kept.load() is None
+
+
+def places_in(value: object) -> Iterator[tuple[Any, Any]]:
+    """Every container in a JSON value with each of its keys."""
+    for key, inner in value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ():
+        yield value, key
+        yield from places_in(inner)
+
+
+@pytest.mark.parametrize("wrong", [None, 7, "x", [], {}, [7], {"x": 7}, 10**40, True], ids=repr)
+def test_a_file_with_anything_in_a_wrong_place_raises_nothing(kept: Kept, wrong: object) -> None:
+    """In the stamp it makes the file stale; nobody but root can have written one with a wrong value elsewhere."""
+    content = json.loads(kept.file.read_text())
+    for holder, key in list(places_in(content)):
+        old, holder[key] = holder[key], wrong
+        kept.file.write_text(json.dumps(content))
+        found = kept.load()
+        if old != wrong and (holder is content or holder is content["stamp"]):
+            assert found is None, key
+        holder[key] = old
+
+
+def test_what_killed_writers_left_is_removed(kept: Kept) -> None:
+    dead = os.fork()
+    if not dead:
+        os._exit(0)
+    os.waitpid(dead, 0)
+    for pid in (dead, os.getppid()):
+        write(kept.file.with_name(f".{kept.file.name}.{pid}"), "half an inven")
+    kept.store()
+    assert {path.name for path in kept.file.parent.iterdir()} == {kept.file.name, f".{kept.file.name}.{os.getppid()}"}
+
+
+def test_a_lock_that_the_file_system_refuses_is_done_without(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(cache, "flock", refuse)
+    with cache.Lock(str(tmp_path / "run")):
+        pass
 
 
 def test_a_failed_store_leaves_the_old_file_and_no_other(kept: Kept) -> None:
@@ -380,17 +432,14 @@ def test_libraries_are_those_of_the_settings_root(tmp_path: Path) -> None:
 
 
 def test_callers_who_are_not_root_read_roots_inventory(kept: Kept, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Their own comes first, and what they find wrong stays where it is root's."""
+    """Their own comes first."""
     own = Path(kept.run_dir).parent / "own"
     monkeypatch.setattr(cache, "RUN_DIR", kept.run_dir)
     monkeypatch.setattr(cache, "own_run_dir", lambda: str(own))
     assert cache.load(kept.config) == (kept.settings, kept.inventory)
-    assert not cache.discard(kept.config)
-    assert kept.file.exists()
     other = replace(kept.inventory, cuda_version="99.9")
     cache.store(kept.config, kept.settings, other, cache.stamp(kept.config, kept.settings))
     assert cache.load(kept.config) == (kept.settings, other)
-    assert not cache.discard(kept.config)
+    write(Path(kept.config), Path(kept.config).read_text())
+    kept.store()
     assert cache.load(kept.config) == (kept.settings, kept.inventory)
-    kept.file.unlink()
-    assert cache.discard(kept.config)

@@ -249,6 +249,13 @@ def test_a_link_to_a_folder_is_no_folder_of_sockets(tree: NodeTree) -> None:
     assert find_sockets(str(tree.root)) == ()
 
 
+def test_a_link_to_a_socket_is_no_socket(tree: NodeTree) -> None:
+    bind_socket(tree.root / "run/docker.sock")
+    (tree.root / "tmp").mkdir()
+    (tree.root / "tmp/nvidia-mps").symlink_to("/run/docker.sock")
+    assert find_sockets(str(tree.root)) == ()
+
+
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root makes folders of root's and of others")
 def test_a_folder_of_sockets_must_be_roots(tree: NodeTree) -> None:
     folder = tree.root / "tmp/nvidia-mps"
