@@ -1,11 +1,12 @@
-"""JSON text to values without the `json` package, which takes longer to import than a hook may take.
+"""JSON text to values and back without the `json` package, which takes longer to import than a hook may take.
 
-The C scanner behind `json.loads` stands alone in `_json`; it needs an object that holds the parsing choices.
+The C scanner behind `json.loads` stands alone in `_json`, as does the encoder behind `json.dumps`; the one needs an
+object that holds the parsing choices, the other has them as arguments.
 """
 
 from __future__ import annotations
 
-from _json import make_scanner
+from _json import encode_basestring_ascii, make_encoder, make_scanner
 
 _BLANKS = " \t\n\r"
 
@@ -35,3 +36,15 @@ def loads(text: str) -> object:
     if text[end:].strip(_BLANKS):
         raise ValueError(f"more text after the JSON value, at character {end}")
     return value
+
+
+def dumps(value: object) -> str:
+    """The value as JSON text on one line, all of it ASCII. Raises TypeError for what JSON has no words for."""
+    return "".join(_encode(value, 0))
+
+
+def _refuse(value: object) -> object:
+    raise TypeError(f"JSON has no {type(value).__name__}")
+
+
+_encode = make_encoder(None, _refuse, encode_basestring_ascii, None, ":", ",", False, False, True)

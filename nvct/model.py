@@ -185,6 +185,7 @@ class Request:
     Tokens stand as they were written, in their order, without blanks and empty ones; an Ask without tokens is a
     variable that is set and empty, None one that is unset.
 
+    `annotations`: by key, the annotations in which engines are asked for CDI devices; those of a runtime's spec only.
     `devices`: NVIDIA_VISIBLE_DEVICES. `swarm`: by name, the DOCKER_RESOURCE_* variables, in which docker swarm says
     which of a node's resources a task reserved. `mount_list`: devices listed as mounts of /dev/null; `imex_mounts`:
     IMEX channels listed so. `capabilities`: NVIDIA_DRIVER_CAPABILITIES. `legacy_cuda`: the CUDA_VERSION of an image
@@ -208,6 +209,7 @@ class Request:
     extras: dict[str, Ask] = {}
     privileged: bool = False
     container: ContainerRoot = ContainerRoot()
+    annotations: dict[str, Ask] = {}
 
 
 @record

@@ -10,6 +10,7 @@ from os.path import normpath
 
 from nvct.errors import RequestError
 from nvct.model import Ask, ContainerRoot, Request
+from nvct.record import replace
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -19,6 +20,9 @@ DEVICES = "NVIDIA_VISIBLE_DEVICES"
 MOUNT_LIST = "/var/run/nvidia-container-devices"
 # Docker swarm gives a task its share of a generic resource in a variable of this prefix and the resource's name.
 SWARM_PREFIX = "DOCKER_RESOURCE_"
+
+# Of the keys of annotations in which engines are asked for CDI devices; others may stand before it, as `nvidia.`.
+CDI_ANNOTATIONS = "cdi.k8s.io/"
 
 _CAPABILITIES = "NVIDIA_DRIVER_CAPABILITIES"
 _REQUIRE_PREFIX = "NVIDIA_REQUIRE_"
@@ -32,10 +36,11 @@ _MOUNTS_SOURCE = f"the mounts below {MOUNT_LIST}"
 _LONGEST = 128 << 10
 
 
-def request_from_spec(spec: object, container: ContainerRoot) -> Request:
+def request_from_spec(spec: object, container: ContainerRoot, with_annotations: bool = False) -> Request:
     """The request in an OCI runtime spec, config.json as `fastjson.loads` returns it.
 
-    Raises RequestError when `spec` is no such spec.
+    `with_annotations`: the annotations count, too. They are the engine's, whose runtime may act on them; a hook may
+    not, since by then the engine itself has. Raises RequestError when `spec` is no such spec.
     """
     if not isinstance(spec, dict):
         raise RequestError(f"config.json holds {_json_kind(spec)}; expected the object of an OCI runtime spec")
@@ -47,7 +52,10 @@ def request_from_spec(spec: object, container: ContainerRoot) -> Request:
         raise RequestError(f"`process` in config.json is {_json_kind(process)}; expected an object")
     env = _list(process.get("env"), "process.env", "a list of NAME=VALUE")
     mounts = _list(spec.get("mounts"), "mounts", "a list of objects")
-    return request_from_env(env, container, _is_privileged(process.get("capabilities")), mounts)
+    request = request_from_env(env, container, _is_privileged(process.get("capabilities")), mounts)
+    if not with_annotations:
+        return request
+    return replace(request, annotations=_cdi_annotations(spec.get("annotations")))
 
 
 def request_from_env(
@@ -87,7 +95,9 @@ def asks_for_nothing(request: Request) -> bool:
     lists = (request.devices, *request.swarm.values())
     if any(ask is not None and meant(ask.tokens) is not None for ask in lists):
         return False
-    return request.mount_list is None and not (request.devices is None and request.legacy_cuda)
+    return (
+        not request.annotations and request.mount_list is None and not (request.devices is None and request.legacy_cuda)
+    )
 
 
 def meant(tokens: tuple[str, ...]) -> tuple[str, ...] | None:
@@ -103,6 +113,20 @@ def meant(tokens: tuple[str, ...]) -> tuple[str, ...] | None:
         if token == "none":
             return ()
     return tokens
+
+
+def _cdi_annotations(annotations: object) -> dict[str, Ask]:
+    """Those that name devices, by their keys in order; of any prefix that the settings may allow."""
+    if annotations is None:
+        return {}
+    if not isinstance(annotations, dict):
+        raise RequestError(f"`annotations` in config.json is {_json_kind(annotations)}; expected an object")
+    asks = {}
+    for key in sorted(annotations):
+        value = annotations[key]
+        if CDI_ANNOTATIONS in key and isinstance(value, str):
+            asks[key] = Ask(f"annotation {key if key.isprintable() else ascii(key)[1:-1]}", _tokens(value))
+    return {key: ask for key, ask in asks.items() if ask.tokens}
 
 
 def _variables(env: dict[str, str] | Iterable[object]) -> dict[str, str]:
@@ -123,8 +147,12 @@ def _ask(variables: dict[str, str], name: str) -> Ask | None:
 
 
 def _tokens_of(variables: dict[str, str], name: str) -> Ask:
-    parts = map(str.strip, _value(variables, name).split(","))
-    return Ask(_source(name), tuple(part for part in parts if part))
+    return Ask(_source(name), _tokens(_value(variables, name)))
+
+
+def _tokens(value: str) -> tuple[str, ...]:
+    parts = map(str.strip, value.split(","))
+    return tuple(part for part in parts if part)
 
 
 def _value(variables: dict[str, str], name: str) -> str:

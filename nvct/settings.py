@@ -52,6 +52,17 @@ CREATE = "create"
 REPLACE = "replace"
 PRINT = "print"
 
+# How the runtime gives a container its devices: by a plan written into its spec, by the prestart hook, or by the CDI
+# specs of this node; AUTO is CDI for a request that names devices of other kinds by their CDI names, else SPEC.
+AUTO = "auto"
+HOOK = "hook"
+SPEC = "spec"
+CDI = "cdi"
+
+# When the runtime has a hook do what a spec cannot express: always, or only where a container lacks something without.
+ALWAYS = "always"
+NEEDED = "needed"
+
 # A settings file is a page of text; whatever is longer was not meant to be one.
 _MAX_BYTES = 1 << 20
 
@@ -72,6 +83,11 @@ class Settings:
     is for orchestrators that let nobody else choose a container's mounts. `swarm_resource`: DOCKER_RESOURCE_*
     variables that outweigh NVIDIA_VISIBLE_DEVICES. `disable_require`: whether NVIDIA_REQUIRE_* are passed over.
     `imex_channels`: whether containers may ask for IMEX channels.
+    `runtimes`: the low-level runtimes that nvct's may call, by name or path, the first that there is.
+    `runtime_mode`: AUTO, HOOK, SPEC or CDI. `runtime_hook`: ALWAYS or NEEDED. `char_links`: the folder where the
+    runtime makes links by number to device nodes, since systemd looks for them there; "" for none.
+    `cdi_annotation_prefixes`: of the annotations in which the runtime looks for CDI names; `cdi_spec_dirs`: the folders
+    of the specs that say what those mean, the last one counts most; `cdi_default_kind`: of names without a kind.
     `load_kernel_modules`: whether modules of the driver that are not loaded are loaded when the node is discovered;
     `modprobe`: the program that does it, "" for the host's own. `device_nodes`: CREATE, REPLACE or PRINT.
     """
@@ -96,6 +112,13 @@ class Settings:
     device_nodes: str = CREATE
     parts: dict[str, bool] = dict.fromkeys(PARTS, True)
     cuda_compat: str = COMPAT_CACHE
+    runtimes: tuple[str, ...] = ("runc", "crun")
+    runtime_mode: str = AUTO
+    runtime_hook: str = ALWAYS
+    char_links: str = "/dev/char"
+    cdi_annotation_prefixes: tuple[str, ...] = ("cdi.k8s.io/",)
+    cdi_spec_dirs: tuple[str, ...] = ("/etc/cdi", "/var/run/cdi")
+    cdi_default_kind: str = "nvidia.com/gpu"
 
 
 _FIELDS = tuple(as_dict(Settings()))
@@ -326,6 +349,41 @@ def _cuda_compat(value: object) -> str:
     return str(value)
 
 
+def _runtimes(value: object) -> tuple[str, ...]:
+    if not isinstance(value, list) or not value or not all(map(_is_program, value)):
+        raise ValueError("a list of names, such as runc, or absolute paths without `..`")
+    return tuple(dict.fromkeys(value))
+
+
+def _is_program(value: object) -> bool:
+    if not isinstance(value, str) or not value.isprintable() or ".." in value.split("/"):
+        return False
+    return value.startswith("/") or (value != "" and "/" not in value)
+
+
+def _runtime_mode(value: object) -> str:
+    return _one_of((AUTO, HOOK, SPEC, CDI), value)
+
+
+def _runtime_hook(value: object) -> str:
+    return _one_of((ALWAYS, NEEDED), value)
+
+
+def _annotation_prefixes(value: object) -> tuple[str, ...]:
+    # Because of this ending a container without such annotations is known to ask for nothing before any settings are
+    # read.
+    if not isinstance(value, list) or not all(isinstance(item, str) and item.endswith("cdi.k8s.io/") for item in value):
+        raise ValueError("a list of prefixes that end in cdi.k8s.io/")
+    return tuple(dict.fromkeys(value))
+
+
+def _cdi_kind(value: object) -> str:
+    parts = value.split("/") if isinstance(value, str) else []
+    if len(parts) != 2 or not all(part and part.isascii() and part.isprintable() for part in parts) or "=" in parts[1]:
+        raise ValueError("a vendor and a class of CDI devices, as nvidia.com/gpu")
+    return "/".join(parts)
+
+
 def _switch(value: object) -> bool:
     if not isinstance(value, bool):
         raise ValueError("true or false")
@@ -353,4 +411,11 @@ _CHECKS: dict[object, Callable[[object], object]] = {
     "device_nodes": _device_nodes,
     "parts": _parts,
     "cuda_compat": _cuda_compat,
+    "runtimes": _runtimes,
+    "runtime_mode": _runtime_mode,
+    "runtime_hook": _runtime_hook,
+    "char_links": _path_or_none,
+    "cdi_annotation_prefixes": _annotation_prefixes,
+    "cdi_spec_dirs": _folders,
+    "cdi_default_kind": _cdi_kind,
 }

@@ -14,7 +14,7 @@ import pytest
 
 from tests.support.namespaces import CgroupV2
 from tests.support.nodes import SimNode, dgx_a100, kept, mixed_node
-from tests.support.runc import RuncContainer, Start, runc_container
+from tests.support.runc import CARRIERS, RuncContainer, Start, runc_container
 
 
 @pytest.fixture(scope="session")
@@ -92,6 +92,12 @@ def cgroups(request: pytest.FixtureRequest) -> list[str]:
     if not Path("/sys/fs/cgroup/devices").is_dir():
         pytest.skip("cgroup v1 devices is not mounted on this machine")
     return []
+
+
+@pytest.fixture(params=CARRIERS)
+def carrier(request: pytest.FixtureRequest) -> str:
+    """How the container of a test gets what it asks for, for `start` and `expect.carried`."""
+    return str(request.param)
 
 
 @pytest.fixture

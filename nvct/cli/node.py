@@ -19,6 +19,7 @@ from nvct.model import BINARY, CONFIG, FIRMWARE, LIBRARY, LIBRARY32, MODULE, SOC
 from nvct.node import current
 from nvct.node.cache import RUN_DIR, cache_path
 from nvct.node.saved import inventory_to_json
+from nvct.oci import lowlevel
 
 _PATIENCE_S = 1.0
 
@@ -172,7 +173,7 @@ def refresh(source: Source, as_json: bool, quiet: bool, if_stale: bool) -> None:
 
     It is what the hook reads at each container start, and what the other commands show.
     The hook does this by itself when the node has changed. Done at boot and after a driver update, it spares the
-    first container the wait.
+    first container the wait. After a change of the setting `runtimes` it tells nvct-runtime which runtime to call.
 
     \b
     Examples:
@@ -188,6 +189,7 @@ def refresh(source: Source, as_json: bool, quiet: bool, if_stale: bool) -> None:
         found = source.current() if if_stale else current.refresh(source.config)
     if found.warnings:
         raise DriverError("; ".join(found.warnings))
+    lowlevel.write_choice(source.config, found.settings)
     path = cache_path(source.config)
     if as_json:
         print_json(_refreshed_json(found.inventory, path))

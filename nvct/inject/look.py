@@ -33,12 +33,17 @@ _MACHINES = {62: "x86_64", 183: "aarch64", 21: "ppc64le", 22: "s390x", 243: "ris
 
 
 def look_as_its_root(root: ConfinedRoot, pid: int) -> ContainerRoot:
-    """What `look` finds with the rights of root in the container of process `pid`.
+    """What `look` finds with the rights of root in the container of process `pid`."""
+    owner = os.stat(f"/proc/{pid}")
+    return look_as(root, owner.st_uid, owner.st_gid)
+
+
+def look_as(root: ConfinedRoot, uid: int, gid: int) -> ContainerRoot:
+    """What `look` finds with the rights of root in the container, whose ids on the host these are.
 
     A link of the image can lead to a volume that root of a user namespace may not read: nvct reads it for nobody.
     """
-    owner = os.stat(f"/proc/{pid}")
-    syscalls.set_file_owner(owner.st_uid, owner.st_gid)
+    syscalls.set_file_owner(uid, gid)
     try:
         return look(root)
     finally:

@@ -67,15 +67,8 @@ class HostTree:
         self._set_attributes()
 
     def _check_kind(self) -> None:
-        """Discovery has resolved links and looked who owns what; what has become a link since, in a folder that others
-        can write to, would give away whatever it leads to. What is writable must still be a socket or root's folder.
-        """
-        status = self.status = os.fstat(self.descriptor)
-        if S_ISLNK(status.st_mode):
-            raise OSError(errno.ELOOP, "has become a link", self.source)
-        writable = _ATTRIBUTES["ro"] not in self._options
-        if writable and not S_ISSOCK(status.st_mode) and not (S_ISDIR(status.st_mode) and status.st_uid == 0):
-            raise OSError(errno.EPERM, "is neither a socket nor a folder of root's", self.source)
+        self.status = os.fstat(self.descriptor)
+        check_source(self.status, self.source, writable=_ATTRIBUTES["ro"] not in self._options)
 
     def _set_attributes(self) -> None:
         wanted = sum(attribute for attribute, _ in self._options)
@@ -158,6 +151,18 @@ class HostTree:
                 f"{self.source} lies on a file system that is mounted nodev, which cannot be lifted in a user "
                 "namespace: have root mount it with `dev`, or let `dev_root` in nvct's settings name another place"
             )
+
+
+def check_source(status: os.stat_result, source: str, writable: bool) -> None:
+    """Raise OSError when what stands at `source` on the host, itself and not what it leads to, must not be mounted.
+
+    Discovery has resolved links and looked who owns what; what has become a link since, in a folder that others can
+    write to, would give away whatever it leads to. What is writable must still be a socket or root's folder.
+    """
+    if S_ISLNK(status.st_mode):
+        raise OSError(errno.ELOOP, "has become a link", source)
+    if writable and not S_ISSOCK(status.st_mode) and not (S_ISDIR(status.st_mode) and status.st_uid == 0):
+        raise OSError(errno.EPERM, "is neither a socket nor a folder of root's", source)
 
 
 class Place:

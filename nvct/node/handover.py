@@ -1,8 +1,9 @@
 """A program of its own: discovers the node and hands settings and inventory over on standard output, as JSON.
 
-    python3 -I handover.py SETTINGS-FILE any|new
+    python3 -I handover.py SETTINGS-FILE any|new|settings
 
-Hooks run it when the kept inventory is stale. `any`: one that somebody else has kept meanwhile will do. What hooks may
+Hooks run it when the kept inventory is stale. `any`: one that somebody else has kept meanwhile will do. `settings`:
+only these, for a container that may need nothing of this node's driver. What hooks may
 not import, and the threads of NVML, are in this process; and a node whose /run is full still starts containers.
 """
 
@@ -22,7 +23,9 @@ from nvct.node.saved import inventory_to_json
 
 
 def main(config: str, which: str) -> str:
-    """The JSON text: {"settings", "inventory", "warnings"}. Raises NvctError."""
+    """The JSON text: {"settings", "inventory", "warnings"}, or the first alone. Raises NvctError."""
+    if which == "settings":
+        return json.dumps({"settings": settings.to_json(settings.load(config))})
     found = current(config) if which == "any" else refresh(config)
     answer = {
         "settings": settings.to_json(found.settings),

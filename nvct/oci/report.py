@@ -1,4 +1,4 @@
-"""What hooks have in common as programs: how they begin, what they say, and the exit status that it comes to."""
+"""What hooks and the runtime have in common as programs: how they begin, what they say, and the exit status of it."""
 
 from __future__ import annotations
 
@@ -16,11 +16,13 @@ _ERROR, _WARNING = 27, 28  # syslog(3): facility daemon, severities err and warn
 
 
 def begin() -> None:
-    """A hook's environment is the runtime's or the image's, so it is thrown away first.
-
-    A standard descriptor that is closed would be taken by the next file opened, and complaints written into that.
-    """
+    """A hook's environment is the runtime's or the image's, so it is thrown away first."""
     os.environ.clear()
+    fill_standard_descriptors()
+
+
+def fill_standard_descriptors() -> None:
+    """A standard descriptor that is closed would be taken by the next file opened, and complaints written into that."""
     for descriptor in range(3):
         try:
             os.fstat(descriptor)
@@ -35,9 +37,9 @@ def say(descriptor: int, text: str) -> None:
         pass  # nobody listens; whether the container starts does not depend on that
 
 
-def carried_out(act: Callable[[Log], tuple[str, ...]]) -> int:
-    """The exit status of `act`, which returns warnings and raises NvctError; both are told."""
-    log = Log()
+def carried_out(act: Callable[[Log], tuple[str, ...]], log: Log | None = None) -> int:
+    """The exit status of `act`, which returns warnings and raises NvctError; both are told; `log` tells them."""
+    log = log or Log()
     try:
         warnings = act(log)
     except NvctError as error:

@@ -35,15 +35,21 @@ def read_container(descriptor: int) -> Container:
     pid, bundle = state.get("pid"), state.get("bundle") or state.get("bundlePath")
     if type(pid) is not int or not 0 < pid <= _LAST_PID or not isinstance(bundle, str) or not bundle.startswith("/"):
         raise RequestError(f"{where} has pid {pid!r:.80} and bundle {bundle!r:.80}; expected a process and a folder")
-    spec = _json(_read_file(f"{bundle}/config.json"), f"{bundle}/config.json")
+    spec = read_spec(f"{bundle}/config.json")
     # crun states the root itself, since with some user namespaces the one in config.json is another.
-    rootfs = state.get("root") or _root_path(spec)
+    rootfs = state.get("root") or root_path(spec)
     if not isinstance(rootfs, str):
         raise RequestError(f"{where} has root {rootfs!r:.80}; expected a path")
     return Container(str(state.get("id", "")), pid, os.path.normpath(os.path.join(bundle, rootfs)), spec)
 
 
-def _root_path(spec: dict[str, object]) -> str:
+def read_spec(path: str) -> dict[str, object]:
+    """The OCI runtime spec in a bundle's config.json. Raises RequestError."""
+    return _json(_read_file(path), path)
+
+
+def root_path(spec: dict[str, object]) -> str:
+    """The container's root folder as the spec has it: a path from the bundle. Raises RequestError."""
     root = spec.get("root")
     path = root.get("path") if isinstance(root, dict) else None
     if not isinstance(path, str) or not path:

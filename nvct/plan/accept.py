@@ -1,7 +1,7 @@
 """What of a request counts: of several places that name devices the first, and of each what the node's settings let in.
 
-Mount lists come first, since only an orchestrator can write them; then docker swarm's variables; then
-NVIDIA_VISIBLE_DEVICES; and an image from before that variable asks for everything.
+Annotations come first, since they are the engine's; then mount lists, since only an orchestrator can write them; then
+docker swarm's variables; then NVIDIA_VISIBLE_DEVICES; and an image from before that variable asks for everything.
 """
 
 from __future__ import annotations
@@ -53,6 +53,9 @@ def accept(request: Request, settings: Settings) -> Accepted:
 
 
 def _devices(request: Request, settings: Settings) -> tuple[Ask | None, tuple[str, ...]]:
+    annotated = _annotated(request, settings)
+    if annotated:
+        return annotated, _outweighed(request, annotated)
     _check_marker(request, settings)
     if request.mount_list and settings.accept_mount_lists:
         return request.mount_list, ()
@@ -65,6 +68,22 @@ def _devices(request: Request, settings: Settings) -> tuple[Ask | None, tuple[st
     if refusal:
         return None, (*warnings, refusal)
     return Ask(asked.source, tokens), warnings
+
+
+def _annotated(request: Request, settings: Settings) -> Ask | None:
+    """All annotations that count, which are one list in the order of their keys."""
+    prefixes = settings.cdi_annotation_prefixes
+    asks = [ask for key, ask in request.annotations.items() if key.startswith(prefixes)]
+    if not asks:
+        return None
+    return Ask(" and ".join(ask.source for ask in asks), tuple(token for ask in asks for token in ask.tokens))
+
+
+def _outweighed(request: Request, by: Ask) -> tuple[str, ...]:
+    other = request.devices
+    if other is None or meant(other.tokens) is None:
+        return ()
+    return (f"{other.source} asks for {_shown(other)}, and was passed over: {by.source} names devices",)
 
 
 def _check_marker(request: Request, settings: Settings) -> None:

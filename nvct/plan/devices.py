@@ -15,7 +15,8 @@ if TYPE_CHECKING:
 
 _HEX = frozenset("0123456789abcdef")
 _SHORTEST_PREFIX = 8  # hexadecimal digits
-_CDI_KIND = "nvidia.com/gpu"
+# The kind of the CDI devices that mean this driver's GPUs and MIG devices.
+CDI_KIND = "nvidia.com/gpu"
 
 
 @record
@@ -107,7 +108,7 @@ def _controlled(accepted: Accepted, gpus: Iterable[ChosenGpu]) -> list[ChosenMig
 def _check_mig_control(accepted: Accepted, token: str) -> None:
     """Whoever may change or watch all MIG devices of a GPU is not confined to one of them."""
     control = accepted.mig_config or accepted.mig_monitor
-    if control and token.lower() not in ("all", f"{_CDI_KIND}=all"):
+    if control and token.lower() not in ("all", f"{CDI_KIND}=all"):
         raise RequestError(
             f"`all` in {control.source} is about every MIG device of a GPU, but {quoted(token)} asks for one of them; "
             "ask for the GPU, or for `all`"
@@ -156,9 +157,9 @@ def _without_kind(token: str) -> str:
     kind, equals, name = token.partition("=")
     if not equals or "/" not in kind:
         return token
-    if kind != _CDI_KIND:
+    if kind != CDI_KIND:
         raise _Refusal(
-            f"this is a CDI name of the kind {quoted(kind)}, and here only {_CDI_KIND} is known; ask the engine for it "
+            f"this is a CDI name of the kind {quoted(kind)}, and here only {CDI_KIND} is known; ask the engine for it "
             "(docker run --device), or start the container with the nvct runtime, which reads CDI specs"
         )
     return name

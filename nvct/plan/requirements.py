@@ -29,6 +29,11 @@ def check_requirements(inventory: Inventory, request: Request, settings: Setting
                 raise RequestError(f"{ask.source}: {name} does not meet {_compared(failures)}; {_advice(failures)}")
 
 
+def check_driver(inventory: Inventory, request: Request, settings: Settings) -> None:
+    """The same for a container whose GPUs, if any, are not known here: only conditions on the driver are checked."""
+    check_requirements(inventory, request, settings, Choice((), (), ()))
+
+
 def _requirements(request: Request) -> tuple[Ask, ...]:
     if not request.legacy_cuda:
         return request.requirements

@@ -102,6 +102,7 @@ def check_majors_free(majors: dict[str, int], taken: dict[int, str]) -> None:
 
 
 def write_nodes(folder: Folder, nodes: list[Node]) -> None:
+    folder.folder("dev/char")  # of links by number, which nobody makes for a driver's nodes
     for node in nodes:
         target = folder.folder(str(Path(node.path).parent)) / Path(node.path).name
         os.mknod(target, stat.S_IFCHR, os.makedev(node.major, node.minor))

@@ -176,6 +176,7 @@ def _write_hook(folder: Folder, place: Path) -> None:
 def _write_config(folder: Folder, place: Path, table: bool) -> None:
     tops = {"root": "", "dev_root": "", "proc_root": "/proc", "sys_root": "/sys"}
     settings = {name: f"{place}{top}" for name, top in tops.items()}
+    settings["char_links"] = f"{place}/dev/char"
     if table:
         settings["device_table"] = f"{place}/{devices.TABLE}"
     head = "# Points nvct at this simulated node: nvct --config FILE list\n"

@@ -17,7 +17,7 @@ import yaml
 from nvct.node.cache import cache_path
 from nvct.sim import bundle as bundles
 from nvct.sim.node import create, spec_from_yaml
-from tests.support.runc import RuncContainer, StartFailed, hooks_of
+from tests.support.runc import BY_HOOK, RuncContainer, StartFailed, hooks_of, kernel_hook, nvct_runtime
 from tests.support.userns import MAPPED, make_bundle, public_folder, running
 
 pytestmark = [
@@ -63,6 +63,7 @@ def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 def container(
     folder: Path,
     node: Path,
+    carrier: str,
     env: Mapping[str, str],
     image: Callable[[Path], object] = lambda rootfs: None,
     spec_change: Callable[[dict[str, Any]], object] = lambda spec: None,
@@ -71,10 +72,11 @@ def container(
     bundle.mkdir()
     bundles.make_rootfs(bundle / "rootfs", "debian")
     image(bundle / "rootfs")
-    spec: dict[str, Any] = bundles.config(["/usr/bin/sleep", "600"], env, hooks_of(node))
+    hooks = hooks_of(node) if carrier == BY_HOOK else {"prestart": [kernel_hook(node)]}
+    spec: dict[str, Any] = bundles.config(["/usr/bin/sleep", "600"], env, hooks)
     spec_change(spec)
     bundles.write_config(bundle, spec)
-    started = RuncContainer(bundle)
+    started = RuncContainer(bundle, runtime=["runc"] if carrier == BY_HOOK else nvct_runtime(node))
     try:
         yield started
     finally:
@@ -91,9 +93,9 @@ def drm_numbers(node: Path, bus: str) -> dict[str, int]:
     return {text[3:]: os.minor((node / "dev/dri" / text[3:]).stat().st_rdev) for text in links.values()}
 
 
-def test_graphics(node: Path, tmp_path: Path) -> None:
+def test_graphics(node: Path, carrier: str, tmp_path: Path) -> None:
     mine, other = drm_numbers(node, "0000:07:00.0"), drm_numbers(node, "0000:47:00.0")
-    with container(tmp_path, node, asking("1", "graphics")) as started:
+    with container(tmp_path, node, carrier, asking("1", "graphics")) as started:
         root = started.root
         assert sorted(path.name for path in (root / "dev/dri").iterdir()) == sorted([*mine, "by-path"])
         for name, minor in mine.items():
@@ -122,8 +124,8 @@ def test_graphics(node: Path, tmp_path: Path) -> None:
             assert not (root / path).exists()
 
 
-def test_display(node: Path, tmp_path: Path) -> None:
-    with container(tmp_path, node, asking("1", "display")) as started:
+def test_display(node: Path, carrier: str, tmp_path: Path) -> None:
+    with container(tmp_path, node, carrier, asking("1", "display")) as started:
         folder = started.root / LIB[1:] / "nvidia/xorg"
         assert sorted(path.name for path in folder.iterdir()) == [
             "libglxserver_nvidia.so",
@@ -138,8 +140,8 @@ def test_display(node: Path, tmp_path: Path) -> None:
         assert started.run("/usr/bin/nvidia-xconfig").returncode == 0
 
 
-def test_all(node: Path, tmp_path: Path) -> None:
-    with container(tmp_path, node, asking("1", "all")) as started:
+def test_all(node: Path, carrier: str, tmp_path: Path) -> None:
+    with container(tmp_path, node, carrier, asking("1", "all")) as started:
         assert (started.root / "etc/OpenCL/vendors/nvidia.icd").read_text() == "libnvidia-opencl.so.1\n"
         assert (started.root / "usr/lib/i386-linux-gnu/libnvidia-egl-gbm.so.1").exists() == (
             node / "usr/lib/i386-linux-gnu"
@@ -148,28 +150,28 @@ def test_all(node: Path, tmp_path: Path) -> None:
         assert started.run("/usr/bin/nvidia-smi", "-L").stdout.count("GPU ") == 1
 
 
-def test_mig_devices_have_no_graphics(node: Path, tmp_path: Path) -> None:
-    with container(tmp_path, node, asking("0:0", "all")) as started:
+def test_mig_devices_have_no_graphics(node: Path, carrier: str, tmp_path: Path) -> None:
+    with container(tmp_path, node, carrier, asking("0:0", "all")) as started:
         assert not (started.root / "dev/dri").exists()
         assert "0x2" in (started.root / PROFILE[1:]).read_text()
 
 
-def test_a_second_start_of_a_stopped_container(node: Path, tmp_path: Path) -> None:
+def test_a_second_start_of_a_stopped_container(node: Path, carrier: str, tmp_path: Path) -> None:
     """What the first start left in the container's root is no obstacle, and the profile is that of the second."""
     roots: list[Path] = []
-    with container(tmp_path, node, asking("1", "all"), image=roots.append):
+    with container(tmp_path, node, carrier, asking("1", "all"), image=roots.append):
         pass
 
     def same(rootfs: Path) -> None:
         shutil.rmtree(rootfs)
         roots[0].rename(rootfs)
 
-    with container(tmp_path, node, asking("all", "all"), image=same) as started:
+    with container(tmp_path, node, carrier, asking("all", "all"), image=same) as started:
         assert "0x3" in (started.root / PROFILE[1:]).read_text()
         assert (started.root / "etc/vulkan/icd.d/nvidia_icd.json").stat().st_size
 
 
-def test_a_read_only_folder_of_nvidia_costs_the_profile_only(node: Path, tmp_path: Path) -> None:
+def test_a_read_only_folder_of_nvidia_costs_the_profile_only(node: Path, carrier: str, tmp_path: Path) -> None:
     volume = tmp_path / "volume"
     volume.mkdir()
 
@@ -178,7 +180,7 @@ def test_a_read_only_folder_of_nvidia_costs_the_profile_only(node: Path, tmp_pat
             {"destination": "/etc/nvidia", "type": "bind", "source": str(volume), "options": ["bind", "ro"]}
         )
 
-    with container(tmp_path, node, asking("1", "graphics"), spec_change=mount) as started:
+    with container(tmp_path, node, carrier, asking("1", "graphics"), spec_change=mount) as started:
         assert list((started.root / "etc/nvidia").iterdir()) == []
         assert (started.root / "dev/dri/by-path").exists()
     assert list(volume.iterdir()) == []
@@ -209,8 +211,8 @@ KINDS = {
 
 
 @pytest.mark.parametrize("variable", list(KINDS))
-def test_extra_nodes_when_asked_for_and_no_others(node: Path, tmp_path: Path, variable: str) -> None:
-    with container(tmp_path, node, asking("1", **{variable: "enabled"})) as started:
+def test_extra_nodes_when_asked_for_and_no_others(node: Path, carrier: str, tmp_path: Path, variable: str) -> None:
+    with container(tmp_path, node, carrier, asking("1", **{variable: "enabled"})) as started:
         for name, paths in KINDS.items():
             for path in paths:
                 number = (node / path).stat().st_rdev
@@ -220,25 +222,25 @@ def test_extra_nodes_when_asked_for_and_no_others(node: Path, tmp_path: Path, va
             assert (started.root / path).exists() == (variable == "NVIDIA_GDS")
 
 
-def test_imex_channels(node: Path, tmp_path: Path) -> None:
-    with container(tmp_path, node, asking("1", NVIDIA_IMEX_CHANNELS="1")) as started:
+def test_imex_channels(node: Path, carrier: str, tmp_path: Path) -> None:
+    with container(tmp_path, node, carrier, asking("1", NVIDIA_IMEX_CHANNELS="1")) as started:
         folder = started.root / "dev/nvidia-caps-imex-channels"
         assert [path.name for path in folder.iterdir()] == ["channel1"]
         major = os.major((folder / "channel1").stat().st_rdev)
         assert (started.opens(major, 1), started.opens(major, 0)) == (True, False)
     with (
         pytest.raises(StartFailed, match=r"no \S+/dev/nvidia-caps-imex-channels/channel5; run: .*mknod"),
-        container(tmp_path, node, asking("1", NVIDIA_IMEX_CHANNELS="5")),
+        container(tmp_path, node, carrier, asking("1", NVIDIA_IMEX_CHANNELS="5")),
     ):
         pass
 
 
-def test_leave_to_configure_mig(node: Path, tmp_path: Path) -> None:
+def test_leave_to_configure_mig(node: Path, carrier: str, tmp_path: Path) -> None:
     def privileged(spec: dict[str, Any]) -> None:
         spec["process"]["capabilities"]["bounding"].append("CAP_SYS_ADMIN")
 
     env = asking("0", NVIDIA_MIG_CONFIG_DEVICES="all")
-    with container(tmp_path, node, env, spec_change=privileged) as started:
+    with container(tmp_path, node, carrier, env, spec_change=privileged) as started:
         shown = started.root / "proc/driver/nvidia/capabilities"
         assert (shown / "mig/config").read_text().startswith("DeviceFileMinor: 1\n")
         assert not (shown / "mig/monitor").exists()
@@ -294,29 +296,31 @@ def loaded(started: RuncContainer, name: str) -> str:
     ],
 )
 @pytest.mark.parametrize("name", ["libcuda.so.1", "libcuda.so"])
-def test_the_images_newer_cuda(node: Path, tmp_path: Path, version: str, note: str, folder: str, name: str) -> None:
-    with container(tmp_path, node, asking("1"), image=compat_image(version, note)) as started:
+def test_the_images_newer_cuda(
+    node: Path, carrier: str, tmp_path: Path, version: str, note: str, folder: str, name: str
+) -> None:
+    with container(tmp_path, node, carrier, asking("1"), image=compat_image(version, note)) as started:
         assert os.path.dirname(loaded(started, name)) == folder
         assert os.path.dirname(loaded(started, "libnvidia-ml.so.1")) == LIB
         assert not [path for path in started.mounts() if "compat" in path]
 
 
-def test_the_images_newer_cuda_is_not_read_through_the_hosts_path(node: Path, tmp_path: Path) -> None:
+def test_the_images_newer_cuda_is_not_read_through_the_hosts_path(node: Path, carrier: str, tmp_path: Path) -> None:
     """The image's link names a path that exists on the host, too, with other libraries in it."""
     real = f"{tmp_path}/cuda/compat"
     Path(real).mkdir(parents=True)
     Path(real, "libcuda.so.1.0.0").write_text("the host's")
     Path(real, "libcuda.so.535.0.0").write_text("the host's")
-    with container(tmp_path, node, asking("1"), image=compat_image("575.57.08", NOTE, real)) as started:
+    with container(tmp_path, node, carrier, asking("1"), image=compat_image("575.57.08", NOTE, real)) as started:
         assert os.path.dirname(loaded(started, "libcuda.so.1")) == "/usr/local/cuda/compat"
 
 
-def test_the_images_newer_cuda_can_be_switched_off(node: Path, tmp_path: Path) -> None:
+def test_the_images_newer_cuda_can_be_switched_off(node: Path, carrier: str, tmp_path: Path) -> None:
     config = node / "config.yaml"
     text = config.read_text()
     config.write_text(f"{text}cuda_compat: disabled\nparts: {{firmware: false, persistenced: false}}\n")
     try:
-        with container(tmp_path, node, asking("1"), image=compat_image("575.57.08")) as started:
+        with container(tmp_path, node, carrier, asking("1"), image=compat_image("575.57.08")) as started:
             assert os.path.dirname(loaded(started, "libcuda.so.1")) == LIB
             assert not (started.root / "lib/firmware").exists()
             assert not (started.root / "run/nvidia-persistenced").exists()

@@ -23,7 +23,7 @@ from nvct.record import record
 from nvct.sim import bundle as bundles
 from nvct.sim import mig
 from nvct.sim.nodefile import spec_from_yaml
-from tests.support.runc import RuncContainer, StartFailed, hooks_of
+from tests.support.runc import BY_HOOK, Hook, RuncContainer, StartFailed, kernel_hook, nvct_runtime
 
 TREE = Path(__file__).resolve().parent.parent.parent
 ROWS: list[dict[str, Any]] = json.loads((TREE / "tests/unit/data/established.json").read_text())["rows"]
@@ -245,7 +245,7 @@ def env_of(row: dict[str, Any], node: Node) -> dict[str, str]:
     return {name: pattern.sub(uuid, value) for name, value in row["env"].items()}
 
 
-def make_bundle(folder: Path, row: dict[str, Any], node: Node) -> Path:
+def make_bundle(folder: Path, row: dict[str, Any], node: Node, carrier: str = BY_HOOK) -> Path:
     bundle = folder / "bundle"
     rootfs = bundle / "rootfs"
     bundles.make_rootfs(rootfs, "busybox")
@@ -257,17 +257,21 @@ def make_bundle(folder: Path, row: dict[str, Any], node: Node) -> Path:
         place.mkdir(parents=True)
         (place / f"libcuda.so.{compat[1]}.1").write_bytes(b"\x7fELF of another version")
         (place / "libcuda.so.1").symlink_to(f"libcuda.so.{compat[1]}.1")
-    hooks = hooks_of(node.place)
-    if row["id"] == "container procfs has no /proc/driver/nvidia":  # nobody plays the kernel
-        hook = str(TREE / "hooks/nvidia-container-runtime-hook")
-        hooks = {"prestart": [{"path": hook, "args": [hook, "-config", node.config, "prestart"]}]}
-    spec = bundles.config(["/usr/bin/sleep", "600"], env_of(row, node), hooks)
+    spec = bundles.config(["/usr/bin/sleep", "600"], env_of(row, node), {"prestart": hooks_for(row, node, carrier)})
     spec["root"]["path"] = str(rootfs)  # type: ignore[index]
     if row["privileged"]:
         for names in spec["process"]["capabilities"].values():  # type: ignore[index]
             names.append("CAP_SYS_ADMIN")
     bundles.write_config(bundle, spec)
     return bundle
+
+
+def hooks_for(row: dict[str, Any], node: Node, carrier: str) -> list[Hook]:
+    """Those before the program: what plays the kernel, in all rows but one, and nvct's own where it is the carrier."""
+    without_kernel = row["id"] == "container procfs has no /proc/driver/nvidia"
+    hook = str(TREE / "hooks/nvidia-container-runtime-hook")
+    own: list[Hook] = [{"path": hook, "args": [hook, "-config", node.config, "prestart"]}]
+    return [*([] if without_kernel else [kernel_hook(node.place)]), *(own if carrier == BY_HOOK else [])]
 
 
 def seen(container: RuncContainer, node: Node) -> dict[str, list[str]]:
@@ -316,18 +320,21 @@ CONTAINERS = [row for row in ROWS if row["id"] not in ("pid gone", "bundle witho
 
 
 @pytest.mark.parametrize("row", CONTAINERS, ids=[row["id"] for row in CONTAINERS])
-def test_the_container_gets_what_the_established_hook_gives(row: dict[str, Any], nodes: Any, tmp_path: Path) -> None:
+def test_the_container_gets_what_the_established_hook_gives(
+    row: dict[str, Any], nodes: Any, carrier: str, tmp_path: Path
+) -> None:
     node = nodes(changes_of(row))
-    bundle = make_bundle(tmp_path, row, node)
+    bundle = make_bundle(tmp_path, row, node, carrier)
+    runtime = ["runc"] if carrier == BY_HOOK else nvct_runtime(node.place)
     otherwise = {**BETTER, **OTHER_PROGRAM}.get(row["id"], Otherwise("", ""))
     before = tree(bundle / "rootfs")
     like = BY_ID.get(otherwise.outcome, row)
     if otherwise.outcome == REFUSED or like["exit_code"]:
         with pytest.raises(StartFailed, match="nvct: "):
-            RuncContainer(bundle).delete()
+            RuncContainer(bundle, runtime=runtime).delete()
         assert tree(bundle / "rootfs") == before
         return
-    container = RuncContainer(bundle)
+    container = RuncContainer(bundle, runtime=runtime)
     try:
         found, wanted = seen(container, node), expected(like, otherwise)
     finally:

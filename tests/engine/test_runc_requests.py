@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.expect import NOTHING, rules_v1, seen, wanted
+from tests.support.expect import NOTHING, carried, rules_v1, seen, wanted
 from tests.support.nodes import SimNode
-from tests.support.runc import Start, StartFailed, kernel_hook, make_root, nvct_hook
+from tests.support.runc import BY_HOOK, Start, StartFailed, kernel_hook, make_root, nvct_hook
 from tests.support.trees import read_tree
 
 pytestmark = pytest.mark.engine
@@ -88,10 +88,10 @@ REFUSED = {
 
 @pytest.mark.parametrize(("value", "devices"), REQUESTS.values(), ids=REQUESTS)
 def test_a_container_gets_exactly_what_it_asks_for(
-    dgx: SimNode, start: Start, cgroups: list[str], value: str, devices: list[str]
+    dgx: SimNode, start: Start, carrier: str, cgroups: list[str], value: str, devices: list[str]
 ) -> None:
-    with start(dgx, {DEVICES: value}, prefix=cgroups) as container:
-        expected = wanted(dgx, devices)
+    with start(dgx, {DEVICES: value}, prefix=cgroups, carrier=carrier) as container:
+        expected = carried(wanted(dgx, devices), carrier)
         assert seen(container, dgx) == expected
         if not cgroups:
             assert container.devices_v1() == rules_v1(expected["nodes"])
@@ -99,9 +99,9 @@ def test_a_container_gets_exactly_what_it_asks_for(
 
 @pytest.mark.parametrize("env", NO_REQUESTS.values(), ids=NO_REQUESTS)
 def test_a_container_that_asks_for_nothing_gets_nothing(
-    dgx: SimNode, start: Start, cgroups: list[str], env: dict[str, str]
+    dgx: SimNode, start: Start, carrier: str, cgroups: list[str], env: dict[str, str]
 ) -> None:
-    with start(dgx, env, prefix=cgroups) as container:
+    with start(dgx, env, prefix=cgroups, carrier=carrier) as container:
         assert seen(container, dgx) == NOTHING
         if not cgroups:
             assert container.devices_v1() == rules_v1({})
@@ -109,18 +109,16 @@ def test_a_container_that_asks_for_nothing_gets_nothing(
 
 @pytest.mark.parametrize(("env", "token", "valid"), REFUSED.values(), ids=REFUSED)
 def test_a_refused_request_starts_nothing(
-    dgx: SimNode, start: Start, tmp_path: Path, env: dict[str, str], token: str, valid: str
+    dgx: SimNode, start: Start, carrier: str, tmp_path: Path, env: dict[str, str], token: str, valid: str
 ) -> None:
     rootfs = tmp_path / "rootfs"
     make_root(rootfs, "debian", True, None)
     before, times = read_tree(rootfs), change_times(rootfs)
     log = tmp_path / "hook.log"
-    with (
-        pytest.raises(StartFailed),
-        start(dgx, env, rootfs=rootfs, hooks=[kernel_hook(dgx.path), nvct_hook(dgx.path, log)]),
-    ):
+    hooks = [kernel_hook(dgx.path), *([nvct_hook(dgx.path, log)] if carrier == BY_HOOK else [])]
+    with pytest.raises(StartFailed) as failure, start(dgx, env, rootfs=rootfs, hooks=hooks, carrier=carrier):
         pass
-    (line,) = log.read_text().splitlines()
+    (line,) = (log.read_text() if carrier == BY_HOOK else str(failure.value)).splitlines()
     variable = CAPABILITIES if CAPABILITIES in env else DEVICES
     assert line.startswith(f"nvct: `{token}")
     assert f"in env {variable}: " in line
@@ -155,9 +153,11 @@ MIXED_REQUESTS = {
 
 
 @pytest.mark.parametrize(("value", "devices"), MIXED_REQUESTS.values(), ids=MIXED_REQUESTS)
-def test_a_mixed_node_of_an_older_driver(mixed: SimNode, start: Start, value: str, devices: list[str]) -> None:
-    with start(mixed, {DEVICES: value}) as container:
-        expected = wanted(mixed, devices)
+def test_a_mixed_node_of_an_older_driver(
+    mixed: SimNode, start: Start, carrier: str, value: str, devices: list[str]
+) -> None:
+    with start(mixed, {DEVICES: value}, carrier=carrier) as container:
+        expected = carried(wanted(mixed, devices), carrier)
         assert seen(container, mixed) == expected
         assert container.devices_v1() == rules_v1(expected["nodes"])
 
@@ -170,8 +170,10 @@ def test_a_mixed_node_of_an_older_driver(mixed: SimNode, start: Start, value: st
         ("2:0", "; valid are GPUs 0 to 3; MIG devices 1:0 to 1:2"),
     ],
 )
-def test_what_means_two_things_is_refused(mixed: SimNode, start: Start, value: str, complaint: str) -> None:
-    with pytest.raises(StartFailed) as failure, start(mixed, {DEVICES: value}):
+def test_what_means_two_things_is_refused(
+    mixed: SimNode, start: Start, carrier: str, value: str, complaint: str
+) -> None:
+    with pytest.raises(StartFailed) as failure, start(mixed, {DEVICES: value}, carrier=carrier):
         pass
     assert f"`{value}` in env {DEVICES}" in str(failure.value)
     assert complaint in str(failure.value)

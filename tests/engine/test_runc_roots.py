@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.expect import FOLDERS, rules_v1, seen, wanted
+from tests.support.expect import FOLDERS, carried, rules_v1, seen, wanted
 from tests.support.namespaces import MountNamespace
 from tests.support.nodes import SimNode
 from tests.support.runc import Start, StartFailed, make_root
@@ -36,9 +36,9 @@ def env_of(devices: str, capabilities: str) -> dict[str, str]:
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_capabilities(dgx: SimNode, start: Start, value: str, capabilities: tuple[str, ...]) -> None:
-    with start(dgx, env_of("0:3,6", value)) as container:
-        expected = wanted(dgx, ["0:3", "6"], capabilities)
+def test_capabilities(dgx: SimNode, start: Start, carrier: str, value: str, capabilities: tuple[str, ...]) -> None:
+    with start(dgx, env_of("0:3,6", value), carrier=carrier) as container:
+        expected = carried(wanted(dgx, ["0:3", "6"], capabilities), carrier)
         assert seen(container, dgx) == expected
         assert container.devices_v1() == rules_v1(expected["nodes"])
 
@@ -56,13 +56,13 @@ ROOTS = [("debian", True), ("debian", False), ("lib64", True), ("lib64", False),
 @pytest.mark.parametrize("read_only", [False, True], ids=["writable", "readonly"])
 @pytest.mark.parametrize(("family", "loader_cache"), ROOTS)
 def test_roots(
-    dgx: SimNode, start: Start, cgroups: list[str], family: str, loader_cache: bool, read_only: bool
+    dgx: SimNode, start: Start, carrier: str, cgroups: list[str], family: str, loader_cache: bool, read_only: bool
 ) -> None:
     """`readonly: true` of the runtime spec takes effect after the hooks."""
-    options = {"family": family, "loader_cache": loader_cache, "read_only": read_only}
+    options = {"family": family, "loader_cache": loader_cache, "read_only": read_only, "carrier": carrier}
     with start(dgx, env_of("1:1,4", "all"), prefix=cgroups, **options) as container:
         assert ("ro" in container.mounts()["/"]) == read_only
-        assert seen(container, dgx) == wanted(dgx, ["1:1", "4"], EVERY, family)
+        assert seen(container, dgx) == carried(wanted(dgx, ["1:1", "4"], EVERY, family), carrier)
 
 
 def test_the_container_sees_no_other_gpu_in_proc(dgx: SimNode, start: Start) -> None:
@@ -104,25 +104,25 @@ def test_32_bit_libraries_where_red_hat_has_them(
 
 @pytest.mark.parametrize("family", ["debian", "lib64", "busybox"])
 def test_a_read_only_file_system(
-    dgx: SimNode, start: Start, static_programs: Path, tmp_path: Path, family: str
+    dgx: SimNode, start: Start, carrier: str, static_programs: Path, tmp_path: Path, family: str
 ) -> None:
     """What has no place in it is refused by name; once prepared, by a start while it was writable, it works."""
     rootfs = tmp_path / "rootfs"
     make_root(rootfs, family, family == "debian", static_programs)
-    env, options = env_of("0:3,6", "utility"), {"family": family, "rootfs": rootfs}
+    env, options = env_of("0:3,6", "utility"), {"family": family, "rootfs": rootfs, "carrier": carrier}
     before = read_tree(rootfs)
     bind = f"mount --bind {rootfs} {rootfs}; mount -o remount,bind,ro {rootfs}"
     with MountNamespace(bind) as read_only:
         with pytest.raises(StartFailed) as failure, start(dgx, env, prefix=read_only.prefix, **options):
             pass
         said = str(failure.value)
-        assert "mount driver files: the container's root file system is read-only" in said
+        assert "the container's root file system is read-only and has no files to mount on at " in said
         assert f"{FOLDERS[family][0]}/libnvidia-ml.so.{dgx.version}, " in said
         assert "/usr/bin/nvidia-smi" in said
     assert read_tree(rootfs) == before
     with start(dgx, env, **options) as container:
         first = seen(container, dgx)
-        assert first == wanted(dgx, ["0:3", "6"], ("utility",), family)
+        assert first == carried(wanted(dgx, ["0:3", "6"], ("utility",), family), carrier)
     prepared = read_tree(rootfs)
     with MountNamespace(bind) as read_only, start(dgx, env, prefix=read_only.prefix, **options) as container:
         assert "ro" in container.mounts()["/"]

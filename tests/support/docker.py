@@ -77,6 +77,16 @@ class Dockerd:
         self.runtime.symlink_to(PROGRAMS / "lesser_runc.py")
         (self.folder / "daemon.json").write_text("{}")  # in place of the machine's own /etc/docker/daemon.json
         self._had_cgroups = set(_cgroups())
+        self._start()
+        return self
+
+    def start_again(self) -> None:
+        """End dockerd in order and start another one; with the option --live-restore containers run on meanwhile."""
+        self._process.terminate()
+        self._process.wait(30)
+        self._start()
+
+    def _start(self) -> None:
         command = [
             *("setpriv", "--pdeathsig", "TERM"),  # it ends in order when this process is killed
             *self._prefix,
@@ -86,7 +96,7 @@ class Dockerd:
             *("--bridge=none", "--iptables=false", "--ip-forward=false"),
             *self._options,
         ]
-        with (self.folder / "log").open("wb") as log:
+        with (self.folder / "log").open("ab") as log:
             self._process = subprocess.Popen(
                 command,
                 env={"PATH": f"{self.node}/hooks:{PATH}"},
@@ -100,7 +110,6 @@ class Dockerd:
         except BaseException:
             self._stop()
             raise
-        return self
 
     def __exit__(self, *_: object) -> None:
         for container in self.docker("ps", "--all", "--quiet").split():
@@ -122,6 +131,9 @@ class Dockerd:
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
+        # One that stopped with containers left behind has not unmounted its folder.
+        while f" {self.folder}/data " in Path("/proc/self/mountinfo").read_text():
+            subprocess.run(["umount", f"{self.folder}/data"], check=True)
         for folder in set(_cgroups()) - self._had_cgroups:
             with suppress(OSError):  # another dockerd has begun to use it
                 folder.rmdir()

@@ -14,7 +14,7 @@ from types import MappingProxyType
 from typing import Any
 
 from tests.support.nodes import SimNode
-from tests.support.runc import RuncContainer
+from tests.support.runc import BY_HOOK, RuncContainer
 
 # classes | bits | file | SONAME | more names. {v} is the driver's version; a `.so` name leads to the SONAME.
 LIBRARIES = """
@@ -187,6 +187,14 @@ def wanted(
         # The program needs the C library, and the utility capability brings it.
         "sees": sees if family != "busybox" and "utility" in capabilities else set(),
     }
+
+
+def carried(expected: dict[str, Any], carrier: str) -> dict[str, Any]:
+    """What `wanted` says as a carrier does it: a runtime makes the device nodes that the hook mounts."""
+    if carrier == BY_HOOK:
+        return expected
+    mounts = {path: options for path, options in expected["mounts"].items() if path not in expected["nodes"]}
+    return {**expected, "mounts": mounts}
 
 
 def _nodes(node: SimNode, minors: list[int], capabilities: Collection[str]) -> dict[str, tuple[int, int]]:

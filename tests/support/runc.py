@@ -21,6 +21,7 @@ from tests.support.trees import Entry, read_tree
 
 TREE = Path(__file__).resolve().parents[2]
 HOOK = TREE / "hooks/nvidia-container-runtime-hook"
+RUNTIME = TREE / "hooks/nvct-runtime"
 PYTHON = "/usr/bin/python3"
 
 # One entry of a stage of hooks in config.json.
@@ -28,6 +29,10 @@ Hook = Mapping[str, object]
 
 # In a container: makes a node of its own and opens it, which is what a program does that wants a neighbour's GPU.
 OPEN_DEVICE = "rm -f /dev/probe; mknod /dev/probe c {major} {minor} && : < /dev/probe"
+
+# How a container gets what it asks for: by the prestart hook, or by the runtime that edits its spec.
+BY_HOOK, BY_RUNTIME = "hook", "runtime"
+CARRIERS = (BY_HOOK, BY_RUNTIME)
 
 # ENXIO: the node is allowed, and no driver is behind it. EPERM: the device cgroup denies it.
 ALLOWED, DENIED = "No such device or address", "Operation not permitted"
@@ -48,9 +53,13 @@ class Look(NamedTuple):
 
 
 class RuncContainer:
-    """A container whose program sleeps. `prefix` is a command that enters the namespace where runc is to run."""
+    """A container whose program sleeps. `prefix` is a command that enters the namespace where runc is to run, `runtime`
+    the command that creates it in place of `runc`.
+    """
 
-    def __init__(self, bundle: Path, family: str = "debian", prefix: Sequence[str] = ()) -> None:
+    def __init__(
+        self, bundle: Path, family: str = "debian", prefix: Sequence[str] = (), runtime: Sequence[str] = ("runc",)
+    ) -> None:
         self.bundle = bundle
         self.family = family
         self.rootfs = Path(os.path.realpath(bundle / "rootfs"))
@@ -58,11 +67,12 @@ class RuncContainer:
         self.before = self.image()
         self.names_before = self.loader_names()
         self.name = f"nvct-{uuid.uuid4().hex[:12]}"
-        self._runc = [*prefix, "runc", "--root", str(bundle / "state")]
+        options = ["--root", str(bundle / "state")]
+        self._runc = [*prefix, "runc", *options]
         log = bundle / "runc.log"
         with log.open("wb") as output:  # not a pipe: the container's program would keep it open
             started = subprocess.run(
-                [*self._runc, "run", "-d", "--bundle", str(bundle), self.name],
+                [*prefix, *runtime, *options, "run", "-d", "--bundle", str(bundle), self.name],
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
@@ -185,6 +195,11 @@ def nvct_hook(node: Path, log: Path | None = None, under: Sequence[str] = (), en
     return {"path": command[0], "args": command, "env": list(env)}
 
 
+def nvct_runtime(node: Path, settings: Path | None = None) -> list[str]:
+    """The command of nvct's runtime with the settings of a node, or with others."""
+    return [str(RUNTIME), "--nvct-config", str(settings or f"{node}/config.yaml")]
+
+
 @contextmanager
 def runc_container(
     folder: Path,
@@ -198,11 +213,14 @@ def runc_container(
     hooks: Sequence[Hook] | None = None,
     programs: Path | None = None,
     change: Callable[[dict[str, Any]], object] = lambda spec: None,
+    carrier: str = BY_HOOK,
+    settings: Path | None = None,
 ) -> Iterator[RuncContainer]:
     """A running container on the simulated node `node`, in a new bundle below `folder`, or with a root that exists.
 
-    `programs`: a folder of static programs that a new root gets in /usr/bin. `change` may change its config.json as an
-    engine does. Raises StartFailed.
+    `programs`: a folder of static programs that a new root gets in /usr/bin. `hooks` are those of the spec in place of
+    what the carrier needs. `change` may change its config.json as an engine does. `settings`: a file for the runtime in
+    place of the node's. Raises StartFailed.
     """
     bundle = folder / f"bundle-{time.monotonic_ns()}"
     bundle.mkdir()
@@ -210,12 +228,14 @@ def runc_container(
         os.symlink(rootfs, bundle / "rootfs")
     else:
         make_root(bundle / "rootfs", family, loader_cache, programs)
-    stages = {"prestart": hooks} if hooks is not None else hooks_of(node)
+    usual = hooks_of(node) if carrier == BY_HOOK else {"prestart": [kernel_hook(node)]}
+    stages = {"prestart": hooks} if hooks is not None else usual
     spec: dict[str, Any] = bundles.config(["/usr/bin/sleep", "600"], env, stages, read_only)
     spec["root"]["path"] = os.path.realpath(bundle / "rootfs")
     change(spec)
     bundles.write_config(bundle, spec)
-    container = RuncContainer(bundle, family, prefix)
+    runtime = ["runc"] if carrier == BY_HOOK else nvct_runtime(node, settings)
+    container = RuncContainer(bundle, family, prefix, runtime)
     try:
         yield container
     finally:

@@ -100,10 +100,13 @@ class RootlessContainer(RuncContainer):
 
 @contextmanager
 def running(
-    bundle: Path, prefix: Sequence[str] = (), kind: type[RuncContainer] = RuncContainer
+    bundle: Path,
+    prefix: Sequence[str] = (),
+    kind: type[RuncContainer] = RuncContainer,
+    runtime: Sequence[str] = ("runc",),
 ) -> Iterator[RuncContainer]:
     """The bundle's container while it runs. Raises StartFailed."""
-    container = kind(bundle, prefix=prefix)
+    container = kind(bundle, prefix=prefix, runtime=runtime)
     try:
         yield container
     finally:

@@ -12,7 +12,7 @@ import pytest
 from nvct.inject.rootfs import ConfinedRoot
 from nvct.model import Inventory, Roots
 from nvct.node import cache
-from nvct.oci import give, hook
+from nvct.oci import give, hook, report
 from nvct.settings import Settings
 
 CONFIG = "/etc/nvct/config.yaml"
@@ -44,7 +44,7 @@ def untouched(monkeypatch: pytest.MonkeyPatch) -> None:
     """No test here changes a container, and the environment of the tests outlives the hook's clearing it."""
     monkeypatch.setattr(give, "inject", unexpected)
     monkeypatch.setattr(os.environ, "clear", lambda: None)
-    monkeypatch.setattr(hook, "_LOG", "/nowhere")
+    monkeypatch.setattr(report, "_LOG", "/nowhere")
 
 
 def state(bundle: Path, *env: str) -> str:

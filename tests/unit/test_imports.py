@@ -49,9 +49,9 @@ HOT = (
     "nvct.node.recheck",
     "nvct.node.current",
     "nvct.oci.hook",
-    "nvct.oci.finish",
     "nvct.oci.give",
     "nvct.start",
+    "nvct.oci.finish",
 )
 SLOW = set(
     """click yaml pynvml pyroute2 psutil elftools dataclasses typing pathlib subprocess logging argparse re json ctypes

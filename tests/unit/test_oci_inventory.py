@@ -11,7 +11,7 @@ from nvct import settings
 from nvct.model import Inventory, Roots
 from nvct.node import cache
 from nvct.node.saved import inventory_to_json
-from nvct.oci import give
+from nvct.oci import inventory as oci_inventory
 from nvct.settings import Settings
 
 CONFIG = "/etc/nvct/config.yaml"
@@ -34,7 +34,7 @@ def asked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[str]:
             "warnings": [],
         }
 
-    monkeypatch.setattr(give, "_ask", answer)
+    monkeypatch.setattr(oci_inventory, "_ask", answer)
     monkeypatch.setattr(cache, "own_run_dir", lambda: str(tmp_path))
     return asked
 
@@ -61,5 +61,5 @@ def test_only_the_inventory_that_was_wrong_is_replaced(
 ) -> None:
     """Majors stand for inventories: the one that the hook found wrong, and the one that is kept by now."""
     monkeypatch.setattr(cache, "load", lambda _config: (Settings(), inventory(kept)) if kept else None)
-    found = give._discovered(CONFIG, (Settings(), inventory(wrong)) if wrong else None)
+    found = oci_inventory._discovered(CONFIG, (Settings(), inventory(wrong)) if wrong else None)
     assert (found[1].majors["nvidia"], asked) == (told, wanted)

@@ -1,0 +1,263 @@
+"""The front of the runtime under every shell: what reaches the low-level runtime, and that it is as it came."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from nvct.oci import lowlevel
+from nvct.settings import Settings
+from nvct.sim.bundle import config
+from tests.support.runc import RUNTIME
+
+SHELLS = {"dash": ["dash"], "bash": ["bash", "--posix"], "busybox": ["busybox", "ash"]}
+
+# Stands in for runc: writes what it was started with.
+REPORT = """\
+#!/usr/bin/python3 -IS
+import json, os, sys
+def target(number):
+    try:
+        return os.readlink(f"/proc/self/fd/{{number}}")
+    except OSError:
+        return ""
+environ = open("/proc/self/environ", "rb").read().decode("latin-1").split("\\0")[:-1]
+status = dict(line.split(":", 1) for line in open("/proc/self/status") if ":" in line)
+mask = os.umask(0)
+report = dict(args=sys.argv, env=environ, cwd=os.getcwd(), umask=mask, ignored=status["SigIgn"].strip(),
+              blocked=status["SigBlk"].strip(), files=[target(n) for n in range(64)], text=sys.stdin.read())
+open({report!r}, "w").write(json.dumps(report))
+sys.exit(7)
+"""
+
+# What shells put into the environment, whatever they find there.
+SHELLS_OWN = ("PWD=", "OLDPWD=", "SHLVL=", "_=", "IFS=")
+
+
+@pytest.fixture(params=SHELLS)
+def shell(request: pytest.FixtureRequest) -> list[str]:
+    command = SHELLS[request.param]
+    if not shutil.which(command[0]):
+        pytest.skip(f"{command[0]} is not installed")
+    return command
+
+
+class Front:
+    """The front with settings and a low-level runtime of its own, in a folder whose name is awkward."""
+
+    def __init__(self, folder: Path, shell: Sequence[str] = ()) -> None:
+        self.folder = folder / "a folder's $(x)"
+        self.folder.mkdir()
+        self.low = self.folder / "runc"
+        self.report = self.folder / "report.json"
+        self.low.write_text(REPORT.format(report=str(self.report)))
+        self.low.chmod(0o755)
+        self.settings = self.folder / "config.yaml"
+        self.choice = self.folder / "low-level-runtime"
+        self.choice.write_text(f"{self.low}\n")
+        self._shell = shell
+
+    def start(self, *arguments: str, **options: Any) -> subprocess.CompletedProcess[str]:
+        command = [*self._shell, str(RUNTIME), "--nvct-config", str(self.settings), *arguments]
+        return subprocess.run(command, capture_output=True, text=True, **{"input": "", **options})
+
+    def told(self, *arguments: str, **options: Any) -> dict[str, Any]:
+        """What the low-level runtime was started with."""
+        self.report.unlink(missing_ok=True)
+        done = self.start(*arguments, **options)
+        assert (done.returncode, done.stderr) == (7, "")
+        report: dict[str, Any] = json.loads(self.report.read_text())
+        return report
+
+    def bundle(self, env: dict[str, str]) -> Path:
+        folder = self.folder / "bundle"
+        folder.mkdir(exist_ok=True)
+        (folder / "config.json").write_text(json.dumps(config(["true"], env, {})))
+        return folder
+
+
+@pytest.fixture
+def front(tmp_path: Path, shell: list[str]) -> Front:
+    return Front(tmp_path, shell)
+
+
+COMMANDS = [
+    ("state", "name"),
+    ("--root", "/run/a b", "--log", "/l", "kill", "na'me", "KILL"),
+    ("exec", "name", "sh", "-c", 'echo "$HOME" * \\\n', ""),
+    ("delete", "--force", "-n", "name"),
+    (),
+    ("exec", "name", "create"),  # Python looks at this one, and finds that it is another command
+]
+
+
+@pytest.mark.parametrize("arguments", COMMANDS, ids=range(len(COMMANDS)))
+def test_every_other_command_arrives_as_it_was_given(front: Front, arguments: tuple[str, ...]) -> None:
+    assert front.told(*arguments, input="text")["args"] == [str(front.low), *arguments]
+
+
+@pytest.mark.parametrize("command", ["create", "run"])
+def test_so_does_the_creation_of_a_container_that_asks_for_nothing(front: Front, command: str) -> None:
+    bundle = front.bundle({"NVIDIA_VISIBLE_DEVICES": "void"})
+    text = (bundle / "config.json").read_bytes()
+    arguments = ("--log", "/dev/null", command, "--bundle", str(bundle), "name")
+    assert front.told(*arguments)["args"] == [str(front.low), *arguments]
+    assert (bundle / "config.json").read_bytes() == text
+    assert os.listdir(bundle) == ["config.json"]
+
+
+HOSTILE = {
+    "PATH": "/nowhere",
+    "IFS": "/n",
+    "ENV": "/nowhere/env",
+    "BASH_ENV": "/nowhere/env",
+    "CDPATH": "/",
+    "name": "x",
+    "low": "/bin/false",
+    "settings": "/nowhere",
+    "PYTHONPATH": "/nowhere",
+    "PYTHONHOME": "/nowhere",
+    "NVIDIA_VISIBLE_DEVICES": "all",
+    "LINES": "two\nlines",
+    "EMPTY": "",
+    "_LIBCONTAINER": "1",
+    "LISTEN_FDS": "2",
+}
+
+
+@pytest.mark.parametrize("command", ["state", "create"])
+@pytest.mark.parametrize("env", [{}, HOSTILE], ids=["empty", "hostile"])
+def test_the_environment_decides_nothing_and_arrives_as_it_was(front: Front, command: str, env: dict[str, str]) -> None:
+    bundle = front.bundle({})
+    shell = shutil.which(front._shell[0])
+    front._shell = [str(shell), *front._shell[1:]]
+    found = front.told(command, "--bundle", str(bundle), "name", env=env)["env"]
+    # busybox gives a process without a PATH its own.
+    own = SHELLS_OWN if "PATH" in env else (*SHELLS_OWN, "PATH=")
+    wanted = [f"{name}={value}" for name, value in env.items()]
+    assert sorted(entry for entry in found if not entry.startswith(own)) == sorted(
+        entry for entry in wanted if not entry.startswith(own)
+    )
+
+
+@pytest.mark.parametrize("command", ["state", "create"])
+def test_descriptors_signals_folder_and_mask_arrive_as_they_were(front: Front, command: str, tmp_path: Path) -> None:
+    bundle = front.bundle({})
+
+    def prepare() -> None:
+        os.umask(0o027)
+        signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
+
+    with (tmp_path / "file").open("w") as file:
+        os.set_inheritable(file.fileno(), True)
+        told = front.told(
+            command, "--bundle", str(bundle), "name", input="text", cwd=tmp_path, preexec_fn=prepare,
+            pass_fds=(file.fileno(),),
+        )  # fmt: skip
+        assert told["files"][file.fileno()] == file.name
+    assert told["text"] == "text"
+    assert told["cwd"] == str(tmp_path)
+    assert told["umask"] == 0o027
+    # The report's own interpreter ignores SIGPIPE and SIGXFSZ.
+    own = 1 << signal.SIGPIPE - 1 | 1 << signal.SIGXFSZ - 1
+    assert int(told["ignored"], 16) == own | 1 << signal.SIGHUP - 1
+    assert int(told["blocked"], 16) == 0
+
+
+def test_python_hands_on_no_signal_that_it_ignores(front: Front) -> None:
+    front.low.write_text('#!/bin/sh\nwhile read -r line; do case $line in SigIgn*) echo "$line";; esac; done <$1\n')
+    front.low.chmod(0o755)
+    bundle = front.bundle({})
+    done = front.start("/proc/self/status", "create", "--bundle", str(bundle), "name")
+    assert done.stdout.split() == ["SigIgn:", "0" * 16]
+
+
+def test_closed_standard_descriptors_stay_closed(front: Front) -> None:
+    bundle = front.bundle({})
+    command = [*front._shell, str(RUNTIME), "--nvct-config", str(front.settings), "create", "--bundle", str(bundle)]
+    subprocess.run(["sh", "-c", 'exec "$@" <&- 2>&-', "sh", *command], stdout=subprocess.PIPE)
+    report = Path(f"{front.report}")
+    assert not report.exists() or json.loads(report.read_text())["files"][2] in ("", "/dev/null")
+
+
+def test_other_commands_start_no_python(front: Front, tmp_path: Path) -> None:
+    if not shutil.which("strace"):
+        pytest.skip("strace is not installed")
+    front.low.write_text("#!/bin/sh\n")
+    trace = tmp_path / "trace"
+    front._shell = ["strace", "-f", "-o", str(trace), "-e", "trace=execve,fork,vfork,clone", *front._shell]
+    assert front.start("state", "name").returncode == 0
+    calls = trace.read_text()
+    assert "python" not in calls
+    assert len(re.findall(r"fork|clone", calls)) == 0
+
+
+@pytest.mark.parametrize(
+    ("choice", "words"),
+    [
+        ("/nowhere/runc\n", "nvct: no low-level runtime: /nowhere/runc; "),
+        ("\n", "nvct: no low-level runtime: neither runc nor crun"),
+        (f"{RUNTIME}\n", f"nvct: no low-level runtime: {RUNTIME}; "),
+    ],
+)
+def test_without_a_low_level_runtime_it_says_so(front: Front, choice: str, words: str) -> None:
+    front.choice.write_text(choice)
+    done = front.start("state", "name")
+    assert done.returncode == 1
+    assert done.stderr.startswith(words)
+    assert done.stderr.count("\n") == 1
+    assert "nvct refresh" in done.stderr
+
+
+def test_the_choice_needs_no_line_end(front: Front) -> None:
+    front.choice.write_text(str(front.low))
+    assert front.told("state", "name")["args"] == [str(front.low), "state", "name"]
+
+
+def test_without_a_choice_it_is_the_first_that_there_is(front: Front) -> None:
+    front.choice.unlink()
+    wanted = lowlevel.find(Settings().runtimes)
+    if not wanted:
+        pytest.skip("neither runc nor crun is installed")
+    said = subprocess.run([wanted, "--version"], capture_output=True, text=True)
+    done = front.start("--version")
+    assert (done.returncode, done.stdout) == (0, said.stdout)
+
+
+def test_it_works_through_links(front: Front) -> None:
+    link = front.folder / "nvidia-container-runtime"
+    link.symlink_to(RUNTIME)
+    bundle = front.bundle({})
+    arguments = ["create", "--bundle", str(bundle), "name"]
+    done = subprocess.run([*front._shell, str(link), "--nvct-config", str(front.settings), *arguments], input=b"")
+    assert done.returncode == 7
+    assert json.loads(front.report.read_text())["args"] == [str(front.low), *arguments]
+
+
+def test_a_failure_stops_the_creation(front: Front) -> None:
+    bundle = front.bundle({})
+    (bundle / "config.json").write_text("{")
+    log = front.folder / "log"
+    done = front.start("--log", str(log), "--log-format", "json", "create", "--bundle", str(bundle), "name")
+    assert done.returncode == 1
+    assert re.fullmatch(r"nvct: .*config.json is not JSON: .*\n", done.stderr)
+    (row,) = [json.loads(line) for line in log.read_text().splitlines()]
+    assert (row["level"], row["msg"] + "\n") == ("error", done.stderr)
+    assert not front.report.exists()
+
+
+def test_front_and_settings_look_in_the_same_places() -> None:
+    text = RUNTIME.read_text()
+    assert f"for _nvct_name in {' '.join(lowlevel.NAMES)}; do" in text
+    assert f"for _nvct_folder in {' '.join(lowlevel.FOLDERS)}; do" in text
+    assert Settings().runtimes == lowlevel.NAMES
