@@ -8,6 +8,7 @@ from stat import S_IMODE
 
 from nvct.cdi.devices import GPU, IMEX, INDEX, MANAGEMENT, UUID, devices_of
 from nvct.cdi.spec import NodeMode, spec_of
+from nvct.edits import HOOK
 from nvct.errors import ConfigError
 from nvct.record import record
 
@@ -18,7 +19,6 @@ if TYPE_CHECKING:
     from nvct.model import DeviceEdit, Inventory
     from nvct.settings import Settings
 
-HOOK = "nvct-cdi-hook"
 VENDOR = "nvidia.com"
 
 # The classes by mode, and the vendor of the one device that is not for everybody; a mode that is not here is a class.

@@ -36,11 +36,7 @@ if TYPE_CHECKING:
     from nvct.settings import Settings
 
 _HOOKS = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))) + "/hooks"
-_SMALL_HOOK = "nvct-cdi-hook"
 _WHOLE_HOOK = "nvidia-container-runtime-hook"
-
-# Linux hands no program a longer argument (execve(2), MAX_ARG_STRLEN, its NUL included).
-_LONGEST = (128 << 10) - 1
 
 
 def edit_bundle(bundle: Bundle, request: Request, config: str, low_level: str) -> tuple[str, ...]:
@@ -254,10 +250,4 @@ def _small_hook(edits: Edits, architecture: str) -> tuple[str, ...]:
     """The small hook with what a spec cannot express as its argument; () when that is nothing."""
     if not edits_json.edits_to_json(edits):
         return ()
-    text = fastjson.dumps(edits_json.to_json(Remainder(edits, architecture)))
-    if len(text) > _LONGEST:
-        raise InjectionError(
-            f"what the hook has to do takes {len(text)} characters, and no program can be told more than {_LONGEST}: "
-            "ask for fewer driver capabilities, or set runtime_mode: hook"
-        )
-    return (f"{_HOOKS}/{_SMALL_HOOK}", _SMALL_HOOK, "createRuntime", text)
+    return (f"{_HOOKS}/{edits_json.HOOK}", *edits_json.hook_arguments(Remainder(edits, architecture)))
