@@ -30,6 +30,7 @@ from nvct.plan import plan
 from nvct.plan.accept import Accepted, accept
 from nvct.plan.capabilities import capabilities_of
 from nvct.plan.devices import choose
+from nvct.plan.hookfree import out_of_reach
 from nvct.record import as_dict, record, replace
 from nvct.settings import CAPABILITIES, Settings
 
@@ -338,6 +339,25 @@ def _hook_cannot(edits: Edits, settings: Settings) -> tuple[str, ...]:
     return tuple(sentences)
 
 
+def _cdi_cannot(edits: Edits, settings: Settings) -> tuple[str, ...]:
+    if not edits.env:
+        return ()
+    return (
+        "an engine gives the CDI devices that it is asked for, and looks at no variable: a container gets every driver "
+        "capability that the settings allow, and NVIDIA_REQUIRE_* is not checked",
+        "a spec is written before there is a container, and says what the node had then; only `nvct cdi refresh` "
+        "keeps it true",
+    )
+
+
+def _hook_free_cdi_cannot(edits: Edits, settings: Settings) -> tuple[str, ...]:
+    return (*_cdi_cannot(edits, settings), *(f"{left.what}: {left.why}" for left in out_of_reach(edits)))
+
+
 # Whoever carries edits out, and what it cannot do of them, in sentences. That nothing can be denied to a privileged
 # container is true of all carriers, and a warning of the plan.
-CARRIERS: dict[str, Callable[[Edits, Settings], tuple[str, ...]]] = {"hook": _hook_cannot}
+CARRIERS: dict[str, Callable[[Edits, Settings], tuple[str, ...]]] = {
+    "hook": _hook_cannot,
+    "cdi-spec": _cdi_cannot,
+    "hook-free-cdi-spec": _hook_free_cdi_cannot,
+}

@@ -15,6 +15,7 @@ make            make                             always
 runc            runc                             containers
 docker.io       dockerd                          containers
 containerd      ctr                              containers
+podman          podman                           containers
 iptables        iptables                         containers
 busybox-static  static:busybox                   containers
 libc-bin        ldconfig                         containers

@@ -22,9 +22,8 @@ def without_hook(edits: Edits, architecture: str) -> Edits:
     32-bit libraries are mounted in Debian's folder alone: the other family's, /usr/lib, is another name for the 64-bit
     folder in some images.
     """
-    texts = {link.path: link.target for link in edits.links}
     mounts = {mount.target: mount for mount in edits.mounts}
-    ends = {path: _end(path, texts) for path in (*texts, *(entry.path for entry in edits.loader_cache))}
+    ends = _ends(edits)
     libraries = {ends[entry.path] for entry in edits.loader_cache}
     folders = library_folders(architecture, ContainerRoot())
     inside = tuple(f"{folder}/" for folder in folders.values())
@@ -45,7 +44,7 @@ def without_hook(edits: Edits, architecture: str) -> Edits:
         devices=edits.devices,
         mounts=tuple(placed.values()),
         env=edits.env,
-        left_out=(*edits.left_out, *_left_out(edits, ends, mounts)),
+        left_out=(*edits.left_out, *out_of_reach(edits)),
         warnings=edits.warnings,
     )
 
@@ -63,14 +62,22 @@ def _library_names(
     return {path: replace(mounts[end], target=path) for path, end in names.items()}
 
 
+def _ends(edits: Edits) -> dict[str, str]:
+    """Where the plan's links lead to, by the path of every link and library."""
+    texts = {link.path: link.target for link in edits.links}
+    return {path: _end(path, texts) for path in (*texts, *(entry.path for entry in edits.loader_cache))}
+
+
 def _end(path: str, texts: dict[str, str]) -> str:
-    """Where the plan's links lead to from `path`."""
     while path in texts:
         path = normpath(f"{path.rpartition('/')[0]}/{texts[path]}")
     return path
 
 
-def _left_out(edits: Edits, ends: dict[str, str], mounts: dict[str, MountEdit]) -> list[LeftOut]:
+def out_of_reach(edits: Edits) -> tuple[LeftOut, ...]:
+    """What of the edits nothing can stand in for where no hook runs."""
+    mounts = {mount.target for mount in edits.mounts}
+    ends = _ends(edits)
     left_out = [LeftOut(link.path, _NO_HOOK) for link in edits.links if ends[link.path] not in mounts]
     left_out += [LeftOut(file.path, _NO_HOOK) for file in edits.files]
     if edits.loader_cache:
@@ -79,4 +86,4 @@ def _left_out(edits: Edits, ends: dict[str, str], mounts: dict[str, MountEdit]) 
     if edits.proc:
         why = f"{_NO_HOOK}: the container sees every GPU of the node there"
         left_out.append(LeftOut("/proc/driver/nvidia", why))
-    return left_out
+    return tuple(left_out)

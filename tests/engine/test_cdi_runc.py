@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from nvct.sim.node import spec_from_profile
-from tests.engine.test_runc_requests import REQUESTS
+from tests.engine.test_runc_requests import MIXED_REQUESTS, REQUESTS
 from tests.support.cdi import KIND, generate, hook_free, hook_free_sources, hooked, make_red_hat_root
 from tests.support.cdi_applier import apply_cdi
 from tests.support.expect import FOLDERS, rules_v1, seen
@@ -82,6 +82,20 @@ def test_every_form_of_request_gives_the_container_of_the_prestart_hook(
         expected = hooked(dgx, devices) if kind == "hooked" else hook_free(dgx, devices)
         assert seen(container, dgx, hook_free_sources(dgx) if kind == "hook-free" else None) == expected
         assert container.devices_v1() == rules_v1(expected["nodes"])
+
+
+# What is no name of a CDI device is left out: beginnings of UUIDs, PCI addresses, the UUIDs of drivers before 470.
+MIXED_FORMS = {
+    name: form for name, form in MIXED_REQUESTS.items() if not name.startswith(("prefix", "bus-id", "old-uuid"))
+}
+
+
+@pytest.mark.parametrize("form", MIXED_FORMS)
+def test_a_mixed_node_of_an_older_driver(mixed: SimNode, start_cdi: StartCdi, tmp_path: Path, form: str) -> None:
+    value, devices = MIXED_FORMS[form]
+    spec = generate(mixed, tmp_path / "spec.yaml")
+    with start_cdi(mixed, spec, *value.split(",")) as container:
+        assert seen(container, mixed) == hooked(mixed, devices, without=["libnvidia-encode"])
 
 
 @pytest.mark.parametrize("kind", ["hooked", "hook-free"])

@@ -6,7 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,14 +30,16 @@ def nvct_on(node: SimNode, *words: str) -> str:
     return subprocess.run(command, check=True, capture_output=True, text=True).stdout
 
 
-def hooked(node: SimNode, devices: Sequence[str], family: str = "debian") -> dict[str, Any]:
+def hooked(
+    node: SimNode, devices: Sequence[str], family: str = "debian", without: Collection[str] = ()
+) -> dict[str, Any]:
     """What `expect.seen` must show of a container from a spec with the hook: that of the prestart hook with every
     capability, but that an engine makes device nodes where that hook mounts them.
 
     The image is not known to a spec, so that libraries lie where a Debian has them; in other images there are links at
-    the places where drivers of GBM and VDPAU are looked for.
+    the places where drivers of GBM and VDPAU are looked for. `without`: stems of libraries that the node lacks.
     """
-    expected = wanted(node, devices, CAPABILITIES, "debian")
+    expected = wanted(node, devices, CAPABILITIES, "debian", without)
     if not devices:
         expected["written"].remove(PROFILE)  # which names the GPUs
     expected["mounts"] = {path: how for path, how in expected["mounts"].items() if path not in expected["nodes"]}

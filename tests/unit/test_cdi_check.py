@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from test_cdi_spec import VALID
 
 from nvct.cdi.check import problems, untruths
@@ -51,6 +53,9 @@ GOOD: dict[str, Any] = {
     ],
     "containerEdits": {},
 }
+
+
+FIELDS = ("cdiVersion", "kind", "devices", "name", "containerEdits", "env", "hooks", "mounts", "deviceNodes")
 
 
 def test_a_spec_with_everything_is_valid() -> None:
@@ -204,3 +209,29 @@ def test_what_devices_say_by_several_names_is_told_once(tmp_path: Path) -> None:
     spec = of_edits({"mounts": [{"hostPath": os.fspath(tmp_path / "gone"), "containerPath": "/a"}]})
     spec["devices"].append({**spec["devices"][0], "name": "d"})
     assert len(untruths(spec)) == 1
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(FIELDS) | st.text(), inner, max_size=5),
+)
+
+
+@given(JSON)
+def test_any_value_is_told_from_a_spec(value: object) -> None:
+    assert problems(value)
+
+
+@given(st.data())
+def test_a_spec_that_the_schema_refuses_has_problems(data: st.DataObject) -> None:
+    spec = copy.deepcopy(GOOD)
+    place: Any = spec
+    while True:
+        keys = list(place) if isinstance(place, dict) else list(range(len(place)))
+        key = data.draw(st.sampled_from(keys))
+        if not isinstance(place[key], (dict, list)) or not place[key] or data.draw(st.booleans()):
+            break
+        place = place[key]
+    place[key] = data.draw(JSON)
+    if not VALID.is_valid(spec):
+        assert problems(spec)

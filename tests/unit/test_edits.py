@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from nvct import edits, fastjson
 from nvct.errors import ConfigError
@@ -35,6 +37,9 @@ EDITS = Edits(
     proc=ProcEdit("/proc/driver/nvidia", ("version",), ("0000:07:00.0",), ("gpu1/mig/gi7/access",), ""),
     stale=(StaleName(FOLDER, "libcuda.so"), StaleName(FOLDER, "libnvidia-"), StaleName("/usr/bin", "nvidia-")),
 )
+
+
+NAMES = ("architecture", "edits", "pending", "cases", "nodes", "links", "loader_cache", "files", "proc", "stale")
 
 
 def through_text(remainder: Remainder) -> Remainder:
@@ -154,3 +159,18 @@ def test_an_image_of_another_machine_keeps_its_loader_cache() -> None:
     found = complete(WHOLE, ContainerRoot(architecture="aarch64"), ())
     assert found.loader_cache == ()
     assert "aarch64" in found.warnings[0]
+
+
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(NAMES), inner, max_size=4),
+)
+
+
+@given(VALUES)
+def test_any_json_is_read_or_refused(value: object) -> None:
+    try:
+        remainder = edits.from_json(value)
+    except ConfigError:
+        return
+    assert isinstance(remainder, Remainder)

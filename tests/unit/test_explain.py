@@ -285,6 +285,17 @@ def test_what_a_carrier_cannot_do_depends_on_the_edits() -> None:
     assert all(CARRIERS[name](Edits(), Settings()) == () for name in CARRIERS)
 
 
+def test_what_cdi_specs_cannot_do() -> None:
+    request = request_from_env({"NVIDIA_VISIBLE_DEVICES": "1"})
+    with_hook = explain(INVENTORY, request, Settings(), "cdi-spec").cannot
+    without = explain(INVENTORY, request, Settings(), "hook-free-cdi-spec").cannot
+    assert with_hook == without[: len(with_hook)]
+    assert "NVIDIA_REQUIRE_*" in with_hook[0]
+    more = " ".join(without[len(with_hook) :])
+    assert "loader cache: " in more
+    assert "/proc/driver/nvidia: " in more
+
+
 def test_links_and_names_are_counted_with_the_file_to_which_they_lead() -> None:
     found = groups(plan(INVENTORY, request_from_env({"NVIDIA_VISIBLE_DEVICES": "1"}), Settings()))
     compute = found["capability compute"]
