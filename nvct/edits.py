@@ -1,4 +1,4 @@
-"""What of Edits a spec cannot express, as JSON: the argument of nvct's hook in OCI and CDI specs.
+"""What of Edits a spec cannot express, as JSON, and the small hook of OCI and CDI specs whose argument that is.
 
 On the hook's hot path, where it turns plain dicts into values; reading and writing text is the caller's. Of the reasons
 in the edits only those are kept that the hook can have to tell.
@@ -6,13 +6,40 @@ in the edits only those are kept that the hook can have to tell.
 
 from __future__ import annotations
 
-from nvct.errors import ConfigError
+from nvct import fastjson
+from nvct.errors import ConfigError, RequestError
 from nvct.model import CacheEdit, Case, Edits, FileEdit, LinkEdit, Pending, ProcEdit, Remainder, StaleName
 from nvct.record import as_dict
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
+
+
+HOOK = "nvct-cdi-hook"
+
+# Before the program starts, outside of the container, and without the image's environment.
+HOOK_STAGE = "createRuntime"
+
+# Without an env of its own a hook gets that of the runtime, or in some stages that of the image, LD_PRELOAD included;
+# and an empty one counts as none.
+HOOK_ENV = ("PATH=/usr/sbin:/usr/bin:/sbin:/bin",)
+
+# Linux hands no program a longer argument (execve(2), MAX_ARG_STRLEN, its NUL included).
+_LONGEST = (128 << 10) - 1
+
+
+def hook_arguments(remainder: Remainder) -> tuple[str, ...]:
+    """The arguments of the hook that is to carry the remainder out, its name first. Raises RequestError when they are
+    more than a program can be given.
+    """
+    text = fastjson.dumps(to_json(remainder))
+    if len(text) > _LONGEST:
+        raise RequestError(
+            f"what {HOOK} has to do takes {len(text)} bytes, and no program can be told more than {_LONGEST} in one "
+            "argument: ask for fewer devices or driver capabilities, or do without this hook"
+        )
+    return (HOOK, HOOK_STAGE, text)
 
 
 def to_json(remainder: Remainder) -> dict[str, Any]:

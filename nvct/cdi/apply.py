@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import stat
 
+from nvct.edits import HOOK_ENV
 from nvct.errors import RequestError
 
 TYPE_CHECKING = False
@@ -19,9 +20,6 @@ if TYPE_CHECKING:
     from nvct.cdi.registry import Named
 
     Json = dict[str, Any]
-
-# A hook without an env gets the runtime's, or in some stages the image's, LD_PRELOAD included: so each is given one.
-_HOOK_ENV = ("PATH=/usr/sbin:/usr/bin:/sbin:/bin",)
 
 
 def edits_of(devices: Sequence[Named]) -> list[Json]:
@@ -124,7 +122,7 @@ def _mount(mount: Json, linux: Json) -> Json:
 
 def _add_hook(spec: Json, hook: Json) -> None:
     entry: Json = {name: hook[name] for name in ("path", "args", "timeout") if name in hook}
-    entry["env"] = list(hook.get("env") or _HOOK_ENV)
+    entry["env"] = list(hook.get("env") or HOOK_ENV)
     hooks = spec["hooks"] = _copy(spec, "hooks", dict)
     stage = _copy(hooks, hook["hookName"], list)
     hooks[hook["hookName"]] = stage if entry in stage else [*stage, entry]

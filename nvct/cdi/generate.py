@@ -8,6 +8,7 @@ from stat import S_IMODE
 
 from nvct.cdi.devices import GPU, IMEX, INDEX, MANAGEMENT, UUID, devices_of
 from nvct.cdi.spec import NodeMode, spec_of
+from nvct.edits import HOOK
 from nvct.errors import ConfigError
 from nvct.record import record
 
@@ -15,11 +16,9 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-    from nvct.cdi.devices import Devices
-    from nvct.model import Inventory
+    from nvct.model import DeviceEdit, Inventory
     from nvct.settings import Settings
 
-HOOK = "nvct-cdi-hook"
 VENDOR = "nvidia.com"
 
 # The classes by mode, and the vendor of the one device that is not for everybody; a mode that is not here is a class.
@@ -49,14 +48,25 @@ class Choices:
         return f"{vendor}/{self.class_ or _CLASSES.get(self.mode, self.mode)}"
 
 
-def generate(inventory: Inventory, settings: Settings, choices: Choices) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """The spec, and warnings about it. Raises RequestError for choices that cannot be, DriverError for a node that has
+@record
+class Generated:
+    """A spec, every device node that it hands out, and warnings about it."""
+
+    spec: dict[str, Any]
+    nodes: tuple[DeviceEdit, ...]
+    warnings: tuple[str, ...]
+
+
+def generate(inventory: Inventory, settings: Settings, choices: Choices) -> Generated:
+    """Make the spec that is wanted. Raises RequestError for choices that cannot be, DriverError for a node that has
     nothing of the kind, ConfigError where the hook is not to be found.
     """
     devices = devices_of(choices.mode, inventory, settings, choices.namings, choices.tokens)
     hook = (choices.hook or _find_hook()) if choices.hooks else ""
-    spec = spec_of(devices, choices.kind, hook, inventory.architecture, _modes(devices), choices.version)
-    return spec, devices.warnings
+    parts = (devices.common, *(device.edits for device in devices.devices))
+    nodes = tuple({edit.source: edit for part in parts for edit in part.devices}.values())
+    spec = spec_of(devices, choices.kind, hook, inventory.architecture, _modes(nodes), choices.version)
+    return Generated(spec, nodes, devices.warnings)
 
 
 def _find_hook() -> str:
@@ -71,14 +81,13 @@ def _find_hook() -> str:
     return found
 
 
-def _modes(devices: Devices) -> dict[str, NodeMode]:
+def _modes(nodes: tuple[DeviceEdit, ...]) -> dict[str, NodeMode]:
     """By path on this host; a node that cannot be looked at, of another machine's inventory for one, is left out."""
-    parts = (devices.common, *(device.edits for device in devices.devices))
     found = {}
-    for path in {edit.source for part in parts for edit in part.devices}:
+    for node in nodes:
         try:
-            status = os.lstat(path)
+            status = os.lstat(node.source)
         except OSError:
             continue
-        found[path] = NodeMode(S_IMODE(status.st_mode), status.st_uid, status.st_gid)
+        found[node.source] = NodeMode(S_IMODE(status.st_mode), status.st_uid, status.st_gid)
     return found

@@ -15,6 +15,7 @@ from nvct.cdi.generate import Choices, generate
 from nvct.cdi.text import to_text
 from nvct.errors import NvctError
 from nvct.node import cache, current
+from nvct.node.charlinks import link_by_number
 from nvct.record import record
 
 TYPE_CHECKING = False
@@ -50,17 +51,19 @@ ABSENT = "absent"
 
 
 def refresh(config: str, output: str, form: str, choices: Choices) -> Outcome:
-    """Make the file say what the node has now, in one step; remove it when that cannot be told.
+    """Make the file say what the node has now, in one step; remove it when that cannot be told. The nodes get the links
+    by which systemd finds them.
 
     Raises OSError when the file can neither be written nor removed.
     """
     try:
         now = current.current(config)
-        spec, warnings = generate(now.inventory, now.settings, choices)
+        made = generate(now.inventory, now.settings, choices)
     except NvctError as error:
         return Outcome(REMOVED if _remove(output) else ABSENT, error=error)
-    changed = write(output, to_text(spec, form))
-    return Outcome(WRITTEN if changed else UNCHANGED, now.warnings + warnings)
+    warnings = now.warnings + made.warnings + link_by_number(made.nodes, now.settings.char_links)
+    changed = write(output, to_text(made.spec, form))
+    return Outcome(WRITTEN if changed else UNCHANGED, warnings)
 
 
 def write(path: str, text: str) -> bool:

@@ -5,8 +5,6 @@ Pure. Names and versions are those of the CDI specification (CNCF tag-runtime, "
 
 from __future__ import annotations
 
-import json
-
 from nvct import edits as codec
 from nvct.cdi.devices import CdiDevice, Devices
 from nvct.cdi.names import is_class, is_vendor
@@ -20,15 +18,6 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
     from typing import Any
-
-# The stage in which a hook still sees the host and gets no variable of the image, and an env that leaves no doubt: a
-# runtime gives a hook without one its own, or in some stages that of the image.
-_STAGE = "createRuntime"
-_HOOK_NAME = "nvct-cdi-hook"
-_HOOK_ENV = ["PATH=/usr/sbin:/usr/bin:/sbin:/bin"]
-
-# Linux takes no longer argument of a program (execve(2), MAX_ARG_STRLEN with the closing NUL).
-_LONGEST_ARGUMENT = (128 << 10) - 1
 
 
 @record
@@ -112,13 +101,12 @@ def _mount(edit: MountEdit) -> dict[str, Any]:
 
 
 def _hook(remainder: Remainder, path: str) -> dict[str, Any]:
-    text = json.dumps(codec.to_json(remainder), separators=(",", ":"))
-    if len(text) > _LONGEST_ARGUMENT:
-        raise RequestError(
-            f"the hook's part of this spec has {len(text)} bytes, and Linux lets one argument of a program have "
-            f"{_LONGEST_ARGUMENT}: choose fewer devices (--device), or a spec without it (--no-hooks)"
-        )
-    return {"hookName": _STAGE, "path": path, "args": [_HOOK_NAME, _STAGE, text], "env": list(_HOOK_ENV)}
+    return {
+        "hookName": codec.HOOK_STAGE,
+        "path": path,
+        "args": list(codec.hook_arguments(remainder)),
+        "env": list(codec.HOOK_ENV),
+    }
 
 
 def _version(spec: dict[str, Any], asked: str) -> str:

@@ -141,6 +141,7 @@ def generate_spec(source: Source, /, output: str, form: str | None, **options: A
     """Write a spec of this node's devices.
 
     Every device is there by its index and its UUID, with `all` and `none`. A container gets all that the driver can do.
+    With --output its nodes get links in /dev/char, by which systemd finds them.
 
     \b
     Examples:
@@ -153,16 +154,19 @@ def generate_spec(source: Source, /, output: str, form: str | None, **options: A
     form = _form(output, form)
     choices = _choices(options)
     now = source.current()
-    spec, warnings = generate(now.inventory, now.settings, choices)
-    _warn((*now.warnings, *warnings))
-    text = to_text(spec, form)
+    made = generate(now.inventory, now.settings, choices)
+    _warn((*now.warnings, *made.warnings))
+    text = to_text(made.spec, form)
     if not output:
         echo(text.rstrip("\n"))
         return
     from nvct.cdi.refresh import write
+    from nvct.node.charlinks import link_by_number
 
+    if not source.inventory_file:
+        _warn(link_by_number(made.nodes, now.settings.char_links))
     changed = write(os.path.abspath(output), text)
-    echo(f"{output}: {_summary(spec)}{'' if changed else ', as before'}")
+    echo(f"{output}: {_summary(made.spec)}{'' if changed else ', as before'}")
 
 
 def _summary(spec: dict[str, Any]) -> str:

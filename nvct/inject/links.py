@@ -174,12 +174,12 @@ def _restore_file(parent: int, name: str, like: os.stat_result) -> None:
     flags = os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC
     descriptor = os.open(name, flags, 0o600, dir_fd=parent)
     try:
-        dress(descriptor, like)
+        _dress(descriptor, like)
     finally:
         os.close(descriptor)
 
 
-def dress(descriptor: int, like: os.stat_result) -> None:
+def _dress(descriptor: int, like: os.stat_result) -> None:
     """Give a file or folder that was just made owner and mode of `like`, whatever the umask."""
     made = os.fstat(descriptor)
     if (made.st_uid, made.st_gid) != (like.st_uid, like.st_gid):
@@ -188,11 +188,13 @@ def dress(descriptor: int, like: os.stat_result) -> None:
 
 
 def as_far_as_allowed(call: Callable[..., object], *arguments: object) -> None:
-    """Do something that a user namespace, or a file system, may not let us do."""
+    """Do something that a user namespace (EPERM, EINVAL for an id that is not mapped), a security module (EACCES) or a
+    file system may not let us do.
+    """
     try:
         call(*arguments)
     except OSError as error:
-        if error.errno not in (errno.EPERM, errno.EOPNOTSUPP, errno.EINVAL):  # EINVAL: an id that is not mapped
+        if error.errno not in (errno.EPERM, errno.EINVAL, errno.EACCES, errno.EOPNOTSUPP):
             raise
 
 
@@ -233,9 +235,9 @@ def _restore_folder(parent: int, name: str, like: os.stat_result, inside: dict[s
         os.mkdir(name, 0o700, dir_fd=parent)
     folder = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=parent)
     try:
-        if is_new:
-            dress(folder, like)
         for entry in inside.keys() - set(os.listdir(folder)):
             _restore_file(folder, entry, inside[entry])
+        if is_new:
+            _dress(folder, like)
     finally:
         os.close(folder)

@@ -155,15 +155,16 @@ class ConfinedRoot:
         return True
 
     def leads_nowhere(self, path: str) -> bool:
-        """Whether nothing stands at the path, or where its link leads. Any doubt is a no: what is removed for it
-        is gone.
+        """Whether nothing stands at the path, or where its link leads. A way that cannot be followed is a no: what is
+        removed for a yes is gone. Raises OSError when the kernel could not look.
         """
         try:
-            os.close(self.open(path))
-        except (FileNotFoundError, NotADirectoryError):
-            return True
-        except OSError:
-            return False
+            descriptor = self.open(path)
+        except OSError as error:
+            if error.errno not in (*NOT_THERE, errno.EAGAIN):
+                raise
+            return error.errno in (errno.ENOENT, errno.ENOTDIR)
+        os.close(descriptor)
         return False
 
     def read(self, anchor: int, path: str, most: int) -> bytes:

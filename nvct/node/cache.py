@@ -236,7 +236,10 @@ def _remove_abandoned(folder: int, prefix: str) -> None:
     """Remove what writers left that were killed; their pids end the names."""
     for name in os.listdir(folder):
         if name.startswith(prefix) and not os.path.exists(f"/proc/{name[len(prefix) :]}"):
-            os.unlink(name, dir_fd=folder)
+            try:  # noqa: SIM105  # contextlib is slow to import
+                os.unlink(name, dir_fd=folder)
+            except FileNotFoundError:
+                pass  # another start has removed it
 
 
 class Lock:

@@ -15,6 +15,7 @@ from nvct.inject.look import look_as
 from nvct.inject.mounts import DEVICE_OPTIONS, check_source
 from nvct.inject.rootfs import ConfinedRoot
 from nvct.model import MountEdit, Remainder
+from nvct.node.charlinks import link_by_number
 from nvct.oci import lowlevel
 from nvct.oci.inventory import ask_program, checked_plan, settings_alone, with_inventory
 from nvct.oci.spec import Change, Node, with_change, without_gpu_hooks
@@ -35,11 +36,7 @@ if TYPE_CHECKING:
     from nvct.settings import Settings
 
 _HOOKS = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))) + "/hooks"
-_SMALL_HOOK = "nvct-cdi-hook"
 _WHOLE_HOOK = "nvidia-container-runtime-hook"
-
-# Linux hands no program a longer argument (execve(2), MAX_ARG_STRLEN, its NUL included).
-_LONGEST = (128 << 10) - 1
 
 
 def edit_bundle(bundle: Bundle, request: Request, config: str, low_level: str) -> tuple[str, ...]:
@@ -107,7 +104,7 @@ def _with_plan(
 
         edits = without_hook(plan(inventory, request, settings), inventory.architecture)
     change, warnings = _change(bundle, edits, inventory, settings, root)
-    warnings += _link_by_number(edits.devices, settings.char_links)
+    warnings += link_by_number(edits.devices, settings.char_links)
     return with_change(without_gpu_hooks(bundle.spec), change), edits.warnings + warnings
 
 
@@ -253,29 +250,4 @@ def _small_hook(edits: Edits, architecture: str) -> tuple[str, ...]:
     """The small hook with what a spec cannot express as its argument; () when that is nothing."""
     if not edits_json.edits_to_json(edits):
         return ()
-    text = fastjson.dumps(edits_json.to_json(Remainder(edits, architecture)))
-    if len(text) > _LONGEST:
-        raise InjectionError(
-            f"what the hook has to do takes {len(text)} characters, and no program can be told more than {_LONGEST}: "
-            "ask for fewer driver capabilities, or set runtime_mode: hook"
-        )
-    return (f"{_HOOKS}/{_SMALL_HOOK}", _SMALL_HOOK, "createRuntime", text)
-
-
-def _link_by_number(devices: tuple[DeviceEdit, ...], folder: str) -> tuple[str, ...]:
-    """Make the links, such as /dev/char/195:0, by which systemd finds devices that it shall allow. Returns warnings."""
-    if not os.path.isdir(folder):
-        return ()  # without udev there is no systemd either
-    nearby = f"{os.path.dirname(folder)}/"
-    for device in devices:
-        text = device.source
-        if text.startswith(nearby):
-            text = f"../{text[len(nearby) :]}"
-        try:
-            os.symlink(text, f"{folder}/{device.major}:{device.minor}")
-        except FileExistsError:
-            continue
-        except OSError as error:
-            # An ordinary user's runtime cannot, and needs none: it cannot have devices allowed either.
-            return (f"{folder}: {error.strerror}: systemd may not allow {device.path}",) if os.geteuid() == 0 else ()
-    return ()
+    return (f"{_HOOKS}/{edits_json.HOOK}", *edits_json.hook_arguments(Remainder(edits, architecture)))

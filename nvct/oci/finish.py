@@ -17,11 +17,8 @@ from nvct.oci.root import open_root
 from nvct.oci.state import read_container
 from nvct.plan.remainder import complete
 
-NAME = "nvct-cdi-hook"
-STAGE = "createRuntime"
-
-USAGE = f"""usage: {NAME} {STAGE} JSON
-       {NAME} --version
+USAGE = f"""usage: {edits.HOOK} {edits.HOOK_STAGE} JSON
+       {edits.HOOK} --version
 
 Does in the container whose OCI state is on standard input what JSON says, as specs of nvct's have it.
 exit status: 0 done; 1 failed, with the reason on standard error and nothing left behind; 2 usage
@@ -32,9 +29,9 @@ def main(arguments: list[str]) -> int:
     """Run the hook with the arguments after the program's name; returns the exit status."""
     begin()
     if arguments == ["--version"]:
-        say(1, f"{NAME} {__version__}\n")
+        say(1, f"{edits.HOOK} {__version__}\n")
         return 0
-    if len(arguments) != 2 or arguments[0] != STAGE:
+    if len(arguments) != 2 or arguments[0] != edits.HOOK_STAGE:
         say(2, USAGE)
         return 2
     return carried_out(lambda log: _finish(arguments[1], log))

@@ -6,6 +6,7 @@ they hold besides stays. Facts: the OCI runtime specification 1.0.2, config.md a
 
 from __future__ import annotations
 
+from nvct.edits import HOOK_ENV, HOOK_STAGE
 from nvct.errors import RequestError
 from nvct.record import record
 
@@ -17,13 +18,6 @@ if TYPE_CHECKING:
     from nvct.model import DeviceEdit, MountEdit
 
     Spec = dict[str, Any]
-
-# Without an env of its own a hook gets that of the runtime, or in some stages that of the image, LD_PRELOAD included;
-# and an empty one counts as none.
-HOOK_ENV = ("PATH=/usr/sbin:/usr/bin:/sbin:/bin",)
-
-# Before the program starts, outside of the container, and without the image's environment.
-HOOK_STAGE = "createRuntime"
 
 # By these names engines call a program that gives a container GPUs: the established one's, or nvct's own.
 _GPU_HOOKS = ("nvidia-container-runtime-hook", "nvidia-container-toolkit")

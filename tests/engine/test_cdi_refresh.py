@@ -92,6 +92,19 @@ def test_a_spec_that_cannot_be_told_is_taken_away(own_dgx: SimNode, tmp_path: Pa
     assert refresh.refresh(config, str(output), "yaml", Choices()).what == "absent"
 
 
+def test_systemd_finds_every_node_of_a_spec(own_dgx: SimNode, tmp_path: Path) -> None:
+    """Which it looks for by number (systemd.resource-control(5), DeviceAllow=), when it makes the rules anew."""
+    links = own_dgx.path / "dev/char"
+    assert list(links.iterdir()) == []
+    refresh.refresh(str(own_dgx.config), str(tmp_path / "nvidia.yaml"), "yaml", Choices())
+    spec = yaml.safe_load((tmp_path / "nvidia.yaml").read_text())
+    parts = [spec["containerEdits"], *(device["containerEdits"] for device in spec["devices"])]
+    said = [node for part in parts for node in part.get("deviceNodes", ())]
+    nodes = {node["hostPath"]: f"{node['major']}:{node['minor']}" for node in said}
+    assert {link.name for link in links.iterdir()} == set(nodes.values())
+    assert all((links / name).samefile(path) for path, name in nodes.items())
+
+
 def test_settings_that_are_wrong_leave_no_spec(own_dgx: SimNode, tmp_path: Path) -> None:
     output = tmp_path / "nvidia.yaml"
     refresh.refresh(str(own_dgx.config), str(output), "yaml", Choices())

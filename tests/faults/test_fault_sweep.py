@@ -31,12 +31,12 @@ def order(request: pytest.FixtureRequest, strace: str, dgx: SimNode, tmp_path: P
         pytest.skip("cgroup v1 devices is not mounted on this machine")
     if version == "v2" and "cgroup2" not in Path("/proc/filesystems").read_text():
         pytest.skip("this kernel has no cgroup v2")
-    return Order(str(dgx.path), str(tmp_path / "sweep"), env, version, kernel, 0, seed)
+    return Order(str(dgx.path), str(tmp_path / "sweep"), env, version, kernel, sample=0, seed=seed, limit_s=3500)
 
 
 def test_a_sample_of_failing_calls(order: Order, tally: Tally) -> None:
     """Of each call, some numbers and errors."""
-    report = sweep(order._replace(sample=3), timeout_s=110)
+    report = sweep(order._replace(sample=3, limit_s=90))
     tally.add(report.outcomes)
     assert report.wrong == []
     assert report.outcomes["undone"] > 30
@@ -46,7 +46,7 @@ def test_a_sample_of_failing_calls(order: Order, tally: Tally) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
 def test_every_failing_call(order: Order, tally: Tally) -> None:
-    report = sweep(order, timeout_s=3500)
+    report = sweep(order)
     tally.add(report.outcomes)
     assert report.wrong == []
     assert report.outcomes["undone"] > 1000

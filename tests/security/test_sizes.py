@@ -105,11 +105,17 @@ def env_of(count: int) -> str:
 
 DEEP = 100_000
 
+# Without such a word the hook's front lets a container start, whatever else its config.json holds.
+WORD = '"NVIDIA_"'
+
 SPECS: dict[str, tuple[Callable[[], bytes], str]] = {
     "200 MB": (lambda: spec_with(annotations='"' + "x" * 200_000_000 + '"'), "is longer than 16777216 bytes"),
     "a million env entries": (lambda: spec_with(process=env_of(1_000_000)), "none-of-ours"),
-    "lists in lists": (lambda: spec_with(process="[" * DEEP + "]" * DEEP), "is not JSON"),
-    "objects in objects": (lambda: spec_with(process='{"a":' * DEEP + "1" + "}" * DEEP), "is not JSON"),
+    "lists in lists": (lambda: spec_with(process="[" * DEEP + "]" * DEEP, hostname=WORD), "is not JSON"),
+    "objects in objects": (
+        lambda: spec_with(process='{"a":' * DEEP + "1" + "}" * DEEP, hostname=WORD),
+        "is not JSON",
+    ),
     "a number of a million digits": (lambda: spec_with(linux="1" * 1_000_000), "is not JSON"),
     "cut short": (lambda: spec_with()[:-1], "is not JSON"),
     "no UTF-8": (lambda: spec_with(hostname='"\xff"').decode().encode("latin-1"), "is not JSON"),

@@ -68,7 +68,8 @@ class Fault(NamedTuple):
 class Order(NamedTuple):
     """`node`: its folder. `folder`: an empty one to work in. `env`: what the container asks for. `version`: of device
     cgroups, "v1" or "v2". `kernel`: one of bare.MISSING_CALLS. `sample`: how many faults of each call are tried, 0 for
-    all; `seed` chooses them. `share` (index, number): which part of these this process tries.
+    all; `seed` chooses them. `limit_s`: how long that may take. `share` (index, number): which part of these a process
+    tries.
     """
 
     node: str
@@ -78,6 +79,7 @@ class Order(NamedTuple):
     kernel: str
     sample: int
     seed: int
+    limit_s: float
     share: tuple[int, int] = (0, 1)
 
 
@@ -300,7 +302,10 @@ class Sweep:
             self._renew()
             node = read_tree(Path(self._order.node))
             index, number = self._order.share
+            deadline = time.monotonic() + self._order.limit_s
             for fault in self._chosen(calls)[index::number]:
+                if time.monotonic() > deadline:
+                    raise AssertionError(f"{self._order.limit_s} s were too short: {dict(self._outcomes)}")
                 self._try(fault)
             self._wrong += differences(node, read_tree(Path(self._order.node)))
             self._wrong += self._bench.left_behind()
@@ -366,17 +371,10 @@ class Sweep:
         if fault.error in (
             "EBUSY",
             "EROFS",
-        ):  # what an earlier driver left may be a volume of the user's: then it stays
-            excused |= self._stayed(now)
+        ):  # what an earlier driver left may lie on a volume of the user's, and stays
+            leftovers = self._before.keys() - self._after.keys()
+            excused |= {heading for heading in leftovers if now.get(heading) == self._before[heading]}
         return differences(self._after, now, excused)
-
-    def _stayed(self, now: Picture) -> set[str]:
-        """The headings of what the hook changes when nothing fails, and has left as it was."""
-        return {
-            heading
-            for heading, what in self._before.items()
-            if now.get(heading) == what and self._after.get(heading) != what
-        }
 
 
 def complaints(trial: Trial) -> list[str]:
@@ -412,17 +410,17 @@ def main() -> None:
     json.dump(Sweep(order).run(), sys.stdout)
 
 
-def sweep(order: Order, timeout_s: float) -> Report:
+def sweep(order: Order) -> Report:
     """Carry an order out, on every core, and add the reports up."""
     number = os.cpu_count() or 1
     orders = [order._replace(folder=f"{order.folder}/{index}", share=(index, number)) for index in range(number)]
     with ThreadPoolExecutor(number) as pool:
-        reports = list(pool.map(lambda one: _part(one, timeout_s), orders))
+        reports = list(pool.map(_part, orders))
     outcomes = sum((Counter(report.outcomes) for report in reports), Counter())
     return Report(reports[0].calls, dict(outcomes), [line for report in reports for line in report.wrong])
 
 
-def _part(order: Order, timeout_s: float) -> Report:
+def _part(order: Order) -> Report:
     """Run this program in a mount namespace of its own, on the version of device cgroups that the order names."""
     Path(order.folder).mkdir(parents=True)
     enter = 'mount -t cgroup2 none /sys/fs/cgroup; exec "$@"' if order.version == "v2" else 'exec "$@"'
@@ -432,7 +430,6 @@ def _part(order: Order, timeout_s: float) -> Report:
         input=json.dumps(order),
         capture_output=True,
         text=True,
-        timeout=timeout_s,
         cwd=TREE,
     )
     if done.returncode:

@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 
 from nvct import fastjson
+from nvct.edits import HOOK_ENV
 from nvct.errors import RequestError
 from nvct.model import DeviceEdit, MountEdit
-from nvct.oci.spec import HOOK_ENV, Change, Node, difference, has, with_change, without, without_gpu_hooks
+from nvct.oci.spec import Change, Node, difference, has, with_change, without, without_gpu_hooks
 from nvct.sim.bundle import config
 
 GPU = DeviceEdit("/dev/nvidia1", "/driver/dev/nvidia1", 195, 1, "why")
