@@ -32,7 +32,7 @@ def why_not_unaided(root: ConfinedRoot, libraries: tuple[CacheEdit, ...], archit
     try:
         for bits in sorted({library.bits for library in libraries}):
             folders = {os.path.dirname(library.path) for library in libraries if library.bits == bits}
-            # What lies in a folder of its own is mounted in the one above it, too.
+            # In a subfolder lies what is looked for by its place, as drivers of VDPAU are.
             searched = {folder for folder in folders if not any(folder.startswith(f"{other}/") for other in folders)}
             missing = _not_searched(root, _LOADERS[architecture, bits], searched)
             if missing:

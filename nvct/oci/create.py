@@ -99,10 +99,9 @@ def _with_plan(
     if not edits.devices and not edits.mounts:
         return bundle.spec, edits.warnings
     if settings.runtime_hook == NEEDED and not _why_hook(edits, root, inventory.architecture):
-        from nvct.plan import plan
         from nvct.plan.hookfree import without_hook  # few nodes need it
 
-        edits = without_hook(plan(inventory, request, settings), inventory.architecture)
+        edits = without_hook(edits, inventory.architecture, look)
     change, warnings = _change(bundle, edits, inventory, settings, root)
     warnings += link_by_number(edits.devices, settings.char_links)
     return with_change(without_gpu_hooks(bundle.spec), change), edits.warnings + warnings

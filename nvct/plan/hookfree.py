@@ -1,8 +1,8 @@
 """Edits for a spec with which nothing of nvct's runs: the same files, arranged so that a loader finds them by itself.
 
 Where no hook makes links and writes the loader cache, every name of a library has to be a mount of the file, in the
-folders that loaders search whatever their cache says. The image is not known, so that is done for both families of
-images (ld.so(8): its trusted folders are compiled in).
+folders that loaders search whatever their cache says (ld.so(8): its trusted folders are compiled in). Where the image
+is not known, that is done for both families of images.
 """
 
 from __future__ import annotations
@@ -16,26 +16,23 @@ from nvct.record import replace
 _NO_HOOK = "nothing of nvct's runs when a container starts from this spec"
 
 
-def without_hook(edits: Edits, architecture: str) -> Edits:
-    """`edits` are a plan for a debian-like image. What nothing can stand in for is left out, with the reason.
+def without_hook(edits: Edits, architecture: str, container: ContainerRoot | None = None) -> Edits:
+    """`edits` are a plan for `container`, or for a debian-like image where None says that it is not known. What nothing
+    can stand in for is left out, with the reason.
 
-    32-bit libraries are mounted in Debian's folder alone: the other family's, /usr/lib, is another name for the 64-bit
-    folder in some images.
+    In images that are not known 32-bit libraries are mounted in Debian's folder alone: the other family's, /usr/lib, is
+    another name for the 64-bit folder in some.
     """
     mounts = {mount.target: mount for mount in edits.mounts}
     ends = _ends(edits)
     libraries = {ends[entry.path] for entry in edits.loader_cache}
-    folders = library_folders(architecture, ContainerRoot())
+    folders = library_folders(architecture, container or ContainerRoot())
     inside = tuple(f"{folder}/" for folder in folders.values())
     placed = {path: mount for path, mount in mounts.items() if path not in libraries or not path.startswith(inside)}
     names = _library_names(edits, libraries, ends, mounts, folders)
-    twin = library_folders(architecture, ContainerRoot(debian=False))[LIBRARY]
-    twins = {
-        twin + path[len(folders[LIBRARY]) :]: mount
-        for path, mount in names.items()
-        if path.startswith(f"{folders[LIBRARY]}/")
-    }
-    placed |= names | {path: replace(mount, target=path) for path, mount in twins.items()}
+    placed |= names
+    if container is None:
+        placed |= _twins(names, folders[LIBRARY], library_folders(architecture, ContainerRoot(debian=False))[LIBRARY])
     for link in edits.links:
         end = ends[link.path]
         if end in mounts and end not in libraries:
@@ -47,6 +44,12 @@ def without_hook(edits: Edits, architecture: str) -> Edits:
         left_out=(*edits.left_out, *out_of_reach(edits)),
         warnings=edits.warnings,
     )
+
+
+def _twins(names: dict[str, MountEdit], folder: str, other: str) -> dict[str, MountEdit]:
+    """The same libraries in the folder of the other family."""
+    paths = {path: other + path[len(folder) :] for path in names if path.startswith(f"{folder}/")}
+    return {twin: replace(names[path], target=twin) for path, twin in paths.items()}
 
 
 def _library_names(

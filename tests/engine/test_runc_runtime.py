@@ -227,6 +227,8 @@ def test_no_hook_where_the_image_needs_none(
         for part in ("nodes", "opens", "sees", "gone"):
             assert found[part] == expected[part], part
         if not needed:
+            other = FOLDERS["lib64" if family == "debian" else "debian"][0]
+            assert [path for path in found["mounts"] if path.startswith(f"{other}/")] == []
             assert found["written"] == set()
             assert found["links"] == {}
             assert found["names"] == {}
@@ -394,3 +396,21 @@ def test_conditions_on_the_driver_hold_in_every_mode(
             start(dgx, env, carrier=BY_RUNTIME, settings=chosen),
         ):
             pass
+
+
+def test_32_bit_libraries_without_a_hook(
+    dgx: SimNode, start: Start, settings: Callable[[str], Path], tmp_path: Path, static_programs: Path
+) -> None:
+    """They are where the image's own 32-bit loader looks, if it has one; without, nobody knows where that would be."""
+    env = {DEVICES: "4", "NVIDIA_DRIVER_CAPABILITIES": "compute,compat32"}
+    for loader in (False, True):
+        rootfs = tmp_path / f"rootfs-{loader}"
+        make_red_hat_root(rootfs)
+        for program in static_programs.iterdir():
+            shutil.copy(program, rootfs / "usr/bin")
+        if loader:
+            (rootfs / "usr/lib/ld-linux.so.2").write_bytes(b"\0/lib/\0/usr/lib/\0")
+        options = {"carrier": BY_RUNTIME, "settings": settings(HOOK_FREE), "rootfs": rootfs, "family": "lib64"}
+        with start(dgx, env, **options) as container:
+            assert bool(spec_of(container).get("hooks", {}).get("createRuntime")) != loader
+            assert (container.root / "usr/lib/libcuda.so.1").exists()
