@@ -16,12 +16,17 @@ from nvct.errors import ConfigError
 from nvct.record import record
 from nvct.settings import (
     ACCEPT,
+    AUTO,
     CAPABILITIES,
+    CDI,
+    CDI_ANNOTATIONS,
     COMPAT_CACHE,
     COMPAT_DISABLED,
     CREATE,
+    HOOK,
     IGNORE,
     PRINT,
+    SPEC,
 )
 
 if sys.version_info >= (3, 11):
@@ -30,6 +35,8 @@ else:
     import tomli as tomllib
 
 DEFAULT_PATH = "/etc/nvidia-container-runtime/config.toml"
+
+_NO_CSV = "csv is for Jetson boards, which nvct does not serve"
 
 _CLI = "nvidia-container-cli"
 _RUNTIME = "nvidia-container-runtime"
@@ -131,6 +138,12 @@ def _text(value: Any) -> str:
     return value
 
 
+def _list(value: Any) -> list[str]:
+    if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
+        raise ValueError("a list of texts")
+    return value
+
+
 def _words(value: Any) -> list[str]:
     return [word.strip() for word in _text(value).split(",") if word.strip()]
 
@@ -185,18 +198,37 @@ def _ldcache(key: str, value: Any) -> dict[str, Any] | Dropped:
     )
 
 
-def _mode(key: str, value: Any) -> Dropped:
-    modes = ("auto", "legacy", "csv", "cdi", "jit-cdi")
-    if value not in modes:
-        raise ValueError(f"one of {', '.join(modes)}")
+def _mode(key: str, value: Any) -> dict[str, Any] | Dropped:
+    modes = {"auto": AUTO, "legacy": HOOK, "cdi": CDI, "jit-cdi": SPEC}
     if value == "csv":
-        return Dropped(key, "csv is for Jetson boards, which nvct does not serve")
-    return Dropped(key, "what a container gets is planned by one set of rules, whichever engine carries it out")
+        return Dropped(key, _NO_CSV)
+    if value not in tuple(modes):
+        raise ValueError(f"one of {', '.join(modes)}, csv")
+    return {"runtime_mode": modes[value]}
+
+
+def _runtimes(key: str, value: Any) -> dict[str, Any]:
+    return {"runtimes": _list(value)}
+
+
+def _spec_dirs(key: str, value: Any) -> dict[str, Any]:
+    return {"cdi_spec_dirs": _list(value)}
+
+
+def _default_kind(key: str, value: Any) -> dict[str, Any]:
+    return {"cdi_default_kind": _text(value)}
+
+
+def _annotation_prefixes(key: str, value: Any) -> dict[str, Any] | Dropped:
+    strange = [prefix for prefix in _list(value) if not prefix.endswith(CDI_ANNOTATIONS)]
+    if strange:
+        return Dropped(key, f"annotations that name CDI devices begin with {CDI_ANNOTATIONS}, not with {strange[0]!r}")
+    return {"cdi_annotation_prefixes": value}
 
 
 def _cuda_compat_mode(key: str, value: Any) -> dict[str, Any]:
     modes = {"ldconfig": COMPAT_CACHE, "mount": COMPAT_CACHE, "hook": COMPAT_CACHE, "disabled": COMPAT_DISABLED}
-    if value not in modes:
+    if value not in tuple(modes):
         raise ValueError(f"one of {', '.join(modes)}")
     return {"cuda_compat": modes[value]}
 
@@ -222,6 +254,10 @@ _RULES: dict[str, Rule] = {
     f"{_CLI}.load-kmods": _kernel_modules,
     f"{_CLI}.no-cgroups": _cgroups,
     f"{_RUNTIME}.mode": _mode,
+    f"{_RUNTIME}.runtimes": _runtimes,
+    f"{_RUNTIME}.modes.cdi.spec-dirs": _spec_dirs,
+    f"{_RUNTIME}.modes.cdi.default-kind": _default_kind,
+    f"{_RUNTIME}.modes.cdi.annotation-prefixes": _annotation_prefixes,
     f"{_RUNTIME}.modes.legacy.cuda-compat-mode": _cuda_compat_mode,
     "features.disable-cuda-compat-lib-hook": _no_compat_hook,
     "features.ignore-imex-channel-requests": _no_imex_channels,
@@ -230,8 +266,7 @@ _RULES: dict[str, Rule] = {
 _NO_PROGRAM = "nvct does that work itself and calls no such program"
 _NO_LDCONFIG = "nvct writes the container's loader cache itself and runs no ldconfig, the image's least of all"
 _NO_LOG = "nvct keeps no log file: the hook's warnings and errors go to the engine, which logs them"
-_NO_RUNTIME = "a setting of the runtime that stands in for runc; the hook needs none"
-_NO_CDI = "a setting of the runtime's CDI mode; nvct's hook writes no spec"
+_NO_GROUPS = "nvct adds no groups to a container's process"
 
 _REASONS = {
     f"{_CLI}.path": _NO_PROGRAM,
@@ -242,16 +277,12 @@ _REASONS = {
     f"{_CLI}.ldconfig": _NO_LDCONFIG,
     f"{_RUNTIME}.debug": _NO_LOG,
     f"{_RUNTIME}.log-level": _NO_LOG,
-    f"{_RUNTIME}.runtimes": _NO_RUNTIME,
-    f"{_RUNTIME}.modes.csv.mount-spec-path": "csv is for Jetson boards, which nvct does not serve",
-    f"{_RUNTIME}.modes.csv.compat-container-root": "csv is for Jetson boards, which nvct does not serve",
-    f"{_RUNTIME}.modes.cdi.spec-dirs": _NO_CDI,
-    f"{_RUNTIME}.modes.cdi.default-kind": _NO_CDI,
-    f"{_RUNTIME}.modes.cdi.annotation-prefixes": _NO_CDI,
-    f"{_RUNTIME}.modes.jit-cdi.nvcdi-feature-flags": _NO_CDI,
-    f"{_RUNTIME}.modes.jit-cdi.nvcdi-disable-hooks": _NO_CDI,
+    f"{_RUNTIME}.modes.csv.mount-spec-path": _NO_CSV,
+    f"{_RUNTIME}.modes.csv.compat-container-root": _NO_CSV,
+    f"{_RUNTIME}.modes.jit-cdi.nvcdi-feature-flags": "nvct plans for each container what its capabilities bring",
+    f"{_RUNTIME}.modes.jit-cdi.nvcdi-disable-hooks": "nvct has one hook, and runtime_hook says when it is needed",
     f"{_RUNTIME}-hook.path": _NO_PROGRAM,
-    f"{_RUNTIME}-hook.skip-mode-detection": "nvct's hook has no modes",
+    f"{_RUNTIME}-hook.skip-mode-detection": "nvct's hook has no modes, those of the runtime do not concern it",
     "nvidia-ctk.path": _NO_PROGRAM,
     "features.allow-cuda-compat-libs-from-container": (
         "nvct never mounts what an image brings; its compatibility libraries are used where they lie (cuda_compat)"
@@ -259,7 +290,7 @@ _REASONS = {
     "features.allow-ldconfig-from-container": _NO_LDCONFIG,
     "features.allow-unknown-oci-spec-fields": "nvct takes from config.json what it knows, and leaves the rest alone",
     "features.disable-imex-channel-creation": "nvct makes no IMEX channels, it gives those that exist",
-    "features.no-additional-gids-for-device-nodes": _NO_CDI,
+    "features.no-additional-gids-for-device-nodes": _NO_GROUPS,
 }
 
 

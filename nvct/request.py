@@ -11,6 +11,7 @@ from os.path import normpath
 from nvct.errors import RequestError
 from nvct.model import Ask, ContainerRoot, Request
 from nvct.record import replace
+from nvct.settings import CDI_ANNOTATIONS
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -20,9 +21,6 @@ DEVICES = "NVIDIA_VISIBLE_DEVICES"
 MOUNT_LIST = "/var/run/nvidia-container-devices"
 # Docker swarm gives a task its share of a generic resource in a variable of this prefix and the resource's name.
 SWARM_PREFIX = "DOCKER_RESOURCE_"
-
-# Of the keys of annotations in which engines are asked for CDI devices; others may stand before it, as `nvidia.`.
-CDI_ANNOTATIONS = "cdi.k8s.io/"
 
 _CAPABILITIES = "NVIDIA_DRIVER_CAPABILITIES"
 _REQUIRE_PREFIX = "NVIDIA_REQUIRE_"

@@ -63,6 +63,9 @@ CDI = "cdi"
 ALWAYS = "always"
 NEEDED = "needed"
 
+# How the keys of annotations begin in which engines are asked for CDI devices; others may stand before it, `nvidia.`.
+CDI_ANNOTATIONS = "cdi.k8s.io/"
+
 # A settings file is a page of text; whatever is longer was not meant to be one.
 _MAX_BYTES = 1 << 20
 
@@ -116,7 +119,7 @@ class Settings:
     runtime_mode: str = AUTO
     runtime_hook: str = ALWAYS
     char_links: str = "/dev/char"
-    cdi_annotation_prefixes: tuple[str, ...] = ("cdi.k8s.io/",)
+    cdi_annotation_prefixes: tuple[str, ...] = (CDI_ANNOTATIONS,)
     cdi_spec_dirs: tuple[str, ...] = ("/etc/cdi", "/var/run/cdi")
     cdi_default_kind: str = "nvidia.com/gpu"
 
@@ -372,8 +375,10 @@ def _runtime_hook(value: object) -> str:
 def _annotation_prefixes(value: object) -> tuple[str, ...]:
     # Because of this ending a container without such annotations is known to ask for nothing before any settings are
     # read.
-    if not isinstance(value, list) or not all(isinstance(item, str) and item.endswith("cdi.k8s.io/") for item in value):
-        raise ValueError("a list of prefixes that end in cdi.k8s.io/")
+    if not isinstance(value, list) or not all(
+        isinstance(item, str) and item.endswith(CDI_ANNOTATIONS) for item in value
+    ):
+        raise ValueError(f"a list of prefixes that end in {CDI_ANNOTATIONS}")
     return tuple(dict.fromkeys(value))
 
 

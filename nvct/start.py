@@ -1,7 +1,8 @@
-"""How the hook starts: look who can have written the code, then load it, and out of one file where there is one.
+"""How nvct's programs for engines start: look who can have written the code, then load it, and out of one file where
+there is one.
 
 To find and open fifty modules one by one takes as long as to start Python. The file beside Python's own compiled ones,
-`nvct/__pycache__/hook.<tag>.code`, holds the same as those, with the version of every source that was looked at. Where
+`nvct/__pycache__/<program>.<tag>.code`, holds the same as those, with the version of every source looked at. Where
 it is absent, damaged, of another version or somebody else's, the modules are imported as usual, and it is written for
 the next start.
 """
@@ -27,27 +28,34 @@ if TYPE_CHECKING:
     Module = tuple[str, str, bool, CodeType]
 
 
-def start(tree: str, arguments: list[str]) -> NoReturn:
-    """Be the hook, out of the code in `tree`, the resolved path of the folder that holds `nvct`."""
+# By program, the modules that it needs with all that they import; the first has its `main`.
+_PROGRAMS = {
+    "hook": ("nvct.oci.hook", "nvct.oci.give"),
+    "cdi-hook": ("nvct.oci.finish",),
+    "runtime": ("nvct.oci.runtime", "nvct.oci.create"),
+}
+
+
+def start(tree: str, arguments: list[str], program: str = "hook") -> NoReturn:
+    """Be the program, out of the code in `tree`, the resolved path of the folder that holds `nvct`."""
     gc.disable()  # saves a millisecond: nothing of a process that lives for ten is worth collecting
     versions: list[Version] = []
     reason = why_code_is_unsafe(tree, versions)
     if reason:
         sys.exit(f"nvct: not run: {reason}")
-    load(f"{tree}/nvct/__pycache__/hook.{sys.implementation.cache_tag}.code", versions)
-    from nvct.oci.hook import main
-
+    names = _PROGRAMS[program]
+    load(f"{tree}/nvct/__pycache__/{program}.{sys.implementation.cache_tag}.code", versions, names)
     # Not sys.exit: tidying up a process whose work is done would only take time, and could fail on a closed descriptor.
-    os._exit(main(arguments))
+    os._exit(sys.modules[names[0]].main(arguments))
 
 
-def load(path: str, versions: list[Version]) -> None:
-    """Have all modules of the hook loaded; `path` is the file."""
+def load(path: str, versions: list[Version], names: tuple[str, ...]) -> None:
+    """Have the modules of these names and all that they import loaded; `path` is the file."""
     modules = _read(path, versions)
     if modules is not None:
         _run(modules)
         return
-    for name in ("nvct.oci.hook", "nvct.oci.give"):
+    for name in names:
         __import__(name)
     try:  # noqa: SIM105  # contextlib is slow to import
         _write(path, versions)

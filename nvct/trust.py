@@ -18,7 +18,7 @@ OTHERS_CAN_WRITE = 0o022
 _KIND_AND_OTHERS = 0o170000 | OTHERS_CAN_WRITE
 
 # What hooks import from.
-_ROOMS = ("hooks", "nvct", "nvct/inject", "nvct/node", "nvct/oci", "nvct/plan")
+_ROOMS = ("hooks", "nvct", "nvct/cdi", "nvct/inject", "nvct/node", "nvct/oci", "nvct/plan")
 
 
 def why_code_is_unsafe(tree: str, versions: list[tuple[str, int, int, int]] | None = None) -> str:

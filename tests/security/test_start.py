@@ -55,6 +55,16 @@ def test_a_start_writes_the_file_and_the_next_one_reads_it(tree: Path) -> None:
     assert run(tree).returncode == 42
 
 
+@pytest.mark.parametrize(("program", "name"), [("nvct-cdi-hook", "cdi-hook"), ("nvct-runtime", "runtime")])
+def test_the_other_programs_do_so_too(tree: Path, program: str, name: str) -> None:
+    command = [tree / "hooks" / program, *(["--version"] if name == "cdi-hook" else ["create", "--help"])]
+    assert subprocess.run(command, capture_output=True, cwd=tree).returncode == 0
+    (file,) = tree.glob("nvct/__pycache__/*.code")
+    assert file.name.startswith(f"{name}.")
+    trapped(file)
+    assert subprocess.run(command, capture_output=True, cwd=tree).returncode == 42
+
+
 @pytest.mark.skipif(not shutil.which("strace"), reason="strace shows what is opened; it is not installed")
 def test_no_other_module_is_opened_then(tree: Path) -> None:
     started(tree)

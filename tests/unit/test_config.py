@@ -79,6 +79,7 @@ def test_the_installed_file_means_the_defaults(tmp_path: Path) -> None:
 
 
 ALL = list(CAPABILITIES)
+PREFIX = "nvidia.cdi.k8s.io/"
 SWARM = ["DOCKER_RESOURCE_GPU", "DOCKER_RESOURCE_A"]
 
 
@@ -102,6 +103,14 @@ SWARM = ["DOCKER_RESOURCE_GPU", "DOCKER_RESOURCE_A"]
         (f"{RUNTIME}.modes.legacy.cuda-compat-mode", '"mount"', {"cuda_compat": "cache"}),
         (f"{RUNTIME}.modes.legacy.cuda-compat-mode", '"hook"', {"cuda_compat": "cache"}),
         (f"{RUNTIME}.modes.legacy.cuda-compat-mode", '"disabled"', {"cuda_compat": "disabled"}),
+        (f"{RUNTIME}.runtimes", '["crun"]', {"runtimes": ["crun"]}),
+        (f"{RUNTIME}.mode", '"auto"', {"runtime_mode": "auto"}),
+        (f"{RUNTIME}.mode", '"legacy"', {"runtime_mode": "hook"}),
+        (f"{RUNTIME}.mode", '"cdi"', {"runtime_mode": "cdi"}),
+        (f"{RUNTIME}.mode", '"jit-cdi"', {"runtime_mode": "spec"}),
+        (f"{RUNTIME}.modes.cdi.spec-dirs", '["/etc/cdi"]', {"cdi_spec_dirs": ["/etc/cdi"]}),
+        (f"{RUNTIME}.modes.cdi.default-kind", '"a/b"', {"cdi_default_kind": "a/b"}),
+        (f"{RUNTIME}.modes.cdi.annotation-prefixes", f'["{PREFIX}"]', {"cdi_annotation_prefixes": [PREFIX]}),
         ("features.disable-cuda-compat-lib-hook", "true", {"cuda_compat": "disabled"}),
         ("features.ignore-imex-channel-requests", "true", {"imex_channels": False}),
     ],
@@ -127,17 +136,12 @@ def test_what_still_means_something_is_translated(
         (f"{CLI}.ldconfig", '"/sbin/ldconfig"', "runs no ldconfig"),
         (f"{RUNTIME}.debug", '"/dev/null"', "no log file"),
         (f"{RUNTIME}.log-level", '"debug"', "no log file"),
-        (f"{RUNTIME}.runtimes", '["runc"]', "stands in for runc"),
-        (f"{RUNTIME}.mode", '"auto"', "one set of rules"),
-        (f"{RUNTIME}.mode", '"cdi"', "one set of rules"),
         (f"{RUNTIME}.mode", '"csv"', "Jetson"),
         (f"{RUNTIME}.modes.csv.mount-spec-path", '"/x"', "Jetson"),
         (f"{RUNTIME}.modes.csv.compat-container-root", '"/x"', "Jetson"),
-        (f"{RUNTIME}.modes.cdi.spec-dirs", "[]", "CDI"),
-        (f"{RUNTIME}.modes.cdi.default-kind", '"a/b"', "CDI"),
-        (f"{RUNTIME}.modes.cdi.annotation-prefixes", "[]", "CDI"),
-        (f"{RUNTIME}.modes.jit-cdi.nvcdi-feature-flags", "[]", "CDI"),
-        (f"{RUNTIME}.modes.jit-cdi.nvcdi-disable-hooks", "[]", "CDI"),
+        (f"{RUNTIME}.modes.cdi.annotation-prefixes", '["example.com/"]', "begin with cdi.k8s.io/"),
+        (f"{RUNTIME}.modes.jit-cdi.nvcdi-feature-flags", "[]", "plans for each container"),
+        (f"{RUNTIME}.modes.jit-cdi.nvcdi-disable-hooks", "[]", "runtime_hook"),
         (f"{RUNTIME}-hook.path", '"x"', "calls no such program"),
         (f"{RUNTIME}-hook.skip-mode-detection", "true", "no modes"),
         ("nvidia-ctk.path", '"x"', "calls no such program"),
@@ -147,7 +151,7 @@ def test_what_still_means_something_is_translated(
         ("features.allow-unknown-oci-spec-fields", "true", "leaves the rest alone"),
         ("features.disable-cuda-compat-lib-hook", "false", "without it"),
         ("features.disable-imex-channel-creation", "true", "makes no IMEX channels"),
-        ("features.no-additional-gids-for-device-nodes", "true", "CDI"),
+        ("features.no-additional-gids-for-device-nodes", "true", "no groups"),
     ],
 )
 def test_what_means_nothing_is_told_with_a_reason(tmp_path: Path, key: str, value: str, why: str) -> None:
@@ -187,6 +191,11 @@ def test_of_two_words_about_cuda_compat_the_stricter_holds(tmp_path: Path, first
         ('supported-driver-capabilities = "cuda"\n', "expected names of compute, utility"),
         (f"[{RUNTIME}]\nmode = 'fast'\n", "expected one of auto, legacy"),
         (f"[{RUNTIME}.modes.legacy]\ncuda-compat-mode = 'x'\n", "expected one of ldconfig"),
+        (
+            f"[{RUNTIME}]\nruntimes = 'runc'\n",
+            "`nvidia-container-runtime.runtimes` is 'runc', expected a list of texts",
+        ),
+        (f"[{RUNTIME}]\nruntimes = ['./runc']\n", "`runtimes` is a list, expected a list of names, such as runc"),
         (f"[{CLI}]\nroot = 'run/driver'\n", "`root` is 'run/driver', expected an absolute path"),
         (f"[{CLI}\n", "is not TOML"),
     ],
@@ -221,7 +230,7 @@ def test_import_writes_a_file_that_nvct_reads(tmp_path: Path) -> None:
     assert settings.load(str(target)) == Settings(load_kernel_modules=False, device_nodes="print")
     assert target.stat().st_mode & 0o777 == 0o644
     assert [path.name for path in target.parent.iterdir()] == ["c.yaml"]
-    assert done.output.startswith(f"{target} written, 5 settings from {source}\n")
+    assert done.output.startswith(f"{target} written, 10 settings from {source}\n")
     assert "Not taken over" in done.output
     assert f"# {CLI}.load-kmods\nload_kernel_modules: false\n" in target.read_text()
 

@@ -8,7 +8,7 @@ import re
 import shutil
 import signal
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ import pytest
 from nvct.oci import lowlevel
 from nvct.settings import Settings
 from nvct.sim.bundle import config
-from tests.support.runc import RUNTIME
+from tests.support.runc import HOOK, RUNTIME
 
 SHELLS = {"dash": ["dash"], "bash": ["bash", "--posix"], "busybox": ["busybox", "ash"]}
 
@@ -190,16 +190,83 @@ def test_closed_standard_descriptors_stay_closed(front: Front) -> None:
     assert not report.exists() or json.loads(report.read_text())["files"][2] in ("", "/dev/null")
 
 
-def test_other_commands_start_no_python(front: Front, tmp_path: Path) -> None:
+@pytest.fixture
+def traced(front: Front, tmp_path: Path) -> Callable[..., str]:
+    """Starts the front with arguments: the programs and processes that it started on its way to the low-level one."""
     if not shutil.which("strace"):
         pytest.skip("strace is not installed")
     front.low.write_text("#!/bin/sh\n")
-    trace = tmp_path / "trace"
-    front._shell = ["strace", "-f", "-o", str(trace), "-e", "trace=execve,fork,vfork,clone", *front._shell]
-    assert front.start("state", "name").returncode == 0
-    calls = trace.read_text()
+    shell = front._shell
+
+    def start(*arguments: str, **options: Any) -> str:
+        trace = tmp_path / "trace"
+        front._shell = ["strace", "-f", "-o", str(trace), "-e", "trace=execve,fork,vfork,clone", *shell]
+        done = front.start(*arguments, **options)
+        assert (done.returncode, done.stderr) == (0, "")
+        return trace.read_text()
+
+    return start
+
+
+def test_other_commands_start_no_python(traced: Callable[..., str]) -> None:
+    calls = traced("state", "name")
     assert "python" not in calls
-    assert len(re.findall(r"fork|clone", calls)) == 0
+    assert re.findall(r"fork|clone", calls) == []
+
+
+WORDS = ["NVIDIA_VISIBLE_DEVICES", "CUDA_VERSION", "DOCKER_RESOURCE_GPU"]
+
+
+def in_bundle(bundle: Path) -> list[tuple[str, ...]]:
+    return [
+        ("create", "--bundle", str(bundle), "name"),
+        ("run", f"--bundle={bundle}", "name"),
+        ("--log", "/dev/null", "create", "-b", str(bundle), "name"),
+        ("create", "-bundle", str(bundle), "name"),
+    ]
+
+
+def test_a_container_that_asks_for_nothing_starts_no_python(front: Front, traced: Callable[..., str]) -> None:
+    bundle = front.bundle({"A": "b"})
+    for arguments in in_bundle(bundle):
+        assert "python" not in traced(*arguments)
+    assert "python" not in traced("create", "name", cwd=bundle)
+
+
+@pytest.mark.parametrize("word", [*WORDS, "annotation", "mount", "escaped"])
+def test_python_decides_about_every_word_by_which_devices_are_asked_for(
+    front: Front, traced: Callable[..., str], word: str
+) -> None:
+    bundle = front.bundle({word: ""} if word in WORDS else {})
+    path = bundle / "config.json"
+    spec = json.loads(path.read_text())
+    if word == "annotation":
+        spec["annotations"] = {"cdi.k8s.io/x": ""}
+    elif word == "mount":
+        spec["mounts"].append({"source": "/dev/zero", "destination": "/var/run/nvidia-container-devices/0"})
+    elif word == "escaped":
+        spec["process"]["env"].append("A=ü")
+    path.write_text(json.dumps(spec))
+    for arguments in in_bundle(bundle):
+        assert "python" in traced(*arguments)
+    assert "python" in traced("create", "name", cwd=bundle)
+
+
+def test_python_decides_where_the_bundle_is_not_plain(front: Front, traced: Callable[..., str]) -> None:
+    bundle = front.bundle({})
+    plain = ("--bundle", str(bundle), "name")
+    assert "python" in traced("create", "--bundle", "/nowhere", *plain)
+    assert "python" in traced("create", "--config", "config.json", *plain)
+    assert "python" in traced("create", "--bundle", str(bundle), "--", "name")
+    (bundle / "nvct-changes.json").write_text('{"changes": []}')
+    assert "python" in traced("create", *plain)
+
+
+def test_both_fronts_look_for_the_same_words() -> None:
+    commands = [re.search(r"grep -qF (.*?)\n", program.read_text()) for program in (RUNTIME, HOOK)]
+    words = [set(re.findall(r"-e (\S+)", command[1] if command else "")) for command in commands]
+    assert words[0] == words[1]
+    assert len(words[0]) == 6
 
 
 @pytest.mark.parametrize(
@@ -246,7 +313,7 @@ def test_it_works_through_links(front: Front) -> None:
 
 def test_a_failure_stops_the_creation(front: Front) -> None:
     bundle = front.bundle({})
-    (bundle / "config.json").write_text("{")
+    (bundle / "config.json").write_text('{"NVIDIA_')
     log = front.folder / "log"
     done = front.start("--log", str(log), "--log-format", "json", "create", "--bundle", str(bundle), "name")
     assert done.returncode == 1
