@@ -106,7 +106,7 @@ class Image:
             status = os.stat(name, dir_fd=folder, follow_symlinks=False)
             if keep(status.st_ino):
                 continue
-            with suppress(FileNotFoundError, NotADirectoryError, IsADirectoryError):
+            with suppress(OSError):  # another stands there by now, which the next run clears
                 (os.unlink if inner < 0 else os.rmdir)(name, dir_fd=folder)
 
 

@@ -159,14 +159,21 @@ class Bench:
         found: dict[str, Any] = {f"path {path}": entry for path, entry in self._container.tree().items()}
         mask = self._container.root / "proc/driver/nvidia"
         found |= {f"path /proc/driver/nvidia{path}": entry for path, entry in read_tree(mask).items()}
-        for line in Path(f"/proc/{self._container.pid}/mountinfo").read_text().splitlines():
+        for line in self._own_mounts(f"/proc/{self._container.pid}/mountinfo"):
             fields = line.replace(str(self._container.rootfs), "").split(" ")
             heading = f"mount {fields[4]}"
             kind, _source, options = fields[fields.index("-") + 1 :]  # a tmpfs may be called so, or "none"
             found[heading] = (*found.get(heading, ()), fields[3], *fields[5 : fields.index("-")], kind, options)
         found["device rules"] = self._cgroup.rules()
-        found["host's mounts"] = Path("/proc/self/mountinfo").read_text()
+        found["host's mounts"] = self._own_mounts("/proc/self/mountinfo")
         return found
+
+    def _own_mounts(self, mountinfo: str) -> list[str]:
+        """Those of our folders, at either end. The others, copied from the host with the namespace, go when somebody
+        there removes their mount points.
+        """
+        own = (self._order.node, self._order.folder)
+        return [line for line in Path(mountinfo).read_text().splitlines() if any(folder in line for folder in own)]
 
     def call(self, *inject: str) -> Trial:
         """Call the hook under strace with these options."""
@@ -316,8 +323,9 @@ class Sweep:
 
     def _renew(self) -> None:
         self._bench.renew()
-        if self._bench.picture() != self._before:
-            raise AssertionError("a new container is not as the last one was")
+        unlike = differences(self._before, self._bench.picture())
+        if unlike:
+            raise AssertionError(f"a new container is not as the last one was: {unlike}")
 
     def _calls(self) -> dict[str, int]:
         """How often the hook makes each call when nothing fails."""
