@@ -98,7 +98,7 @@ def _why_way_is_unsafe(path: str) -> str:
     while not reason and path != "/":
         path = os.path.dirname(path)
         status = os.stat(path)
-        if not (is_sticky(status) and status.st_uid == 0):
+        if not (is_sticky(status) and (status.st_uid == 0 or status.st_uid in trusted_owners())):
             reason = why_unsafe(path, status)
     return reason
 

@@ -164,7 +164,7 @@ def resolve(registry: Registry, wanted: Iterable[str]) -> list[Named]:
     asked = list(dict.fromkeys(wanted))
     unknown = [name for name in asked if name not in registry.devices]
     if unknown:
-        raise RequestError(f"{', '.join(unknown)}: {_why(registry, unknown[0])}")
+        raise RequestError(f"{', '.join(f'`{name}`' for name in unknown)}: {_why(registry, unknown[0])}")
     return [registry.devices[name] for name in asked]
 
 

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 # What musl's loader searches when its file does not say otherwise (musl, ldso/dynlink.c).
 _MUSL_FOLDERS = "/lib:/usr/local/lib:/usr/lib\n"
 _MOST_TEXT = 1 << 16
+# glibc's loader, as programs name it, on the machines that nvct knows.
+_GLIBC_LOADERS = ("/lib64/ld-linux-x86-64.so.2", "/lib/ld-linux-aarch64.so.1")
 
 # Programs and libraries that show for which machine an image is: nearly every image has one of them.
 _TELLING = (
@@ -76,8 +78,8 @@ def _identity(root: ConfinedRoot, path: str) -> tuple[int, int] | None:
 
 def _musl(root: ConfinedRoot) -> str | None:
     architecture = os.uname().machine
-    if not root.exists(f"/lib/ld-musl-{architecture}.so.1"):
-        return None
+    if not root.exists(f"/lib/ld-musl-{architecture}.so.1") or any(map(root.exists, _GLIBC_LOADERS)):
+        return None  # musl beside glibc is for developers, and no program of the image's own needs it
     listed = _start_of(root, f"/etc/ld-musl-{architecture}.path", _MOST_TEXT)
     try:
         return _MUSL_FOLDERS if listed is None else listed.decode()

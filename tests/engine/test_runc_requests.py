@@ -8,7 +8,7 @@ import pytest
 
 from tests.support.expect import NOTHING, carried, rules_v1, seen, wanted
 from tests.support.nodes import SimNode
-from tests.support.runc import BY_HOOK, Start, StartFailed, kernel_hook, make_root, nvct_hook
+from tests.support.runc import BY_HOOK, BY_RUNTIME, Start, StartFailed, kernel_hook, make_root, nvct_hook
 from tests.support.trees import read_tree
 
 pytestmark = pytest.mark.engine
@@ -71,7 +71,6 @@ REFUSED = {
     "index-hexadecimal": ({DEVICES: "0x2"}, "0x2", VALID_GPUS),
     "index-range": ({DEVICES: "2-3"}, "2-3", VALID_GPUS),
     "word": ({DEVICES: "foo"}, "foo", VALID_GPUS),
-    "cdi-name-of-another-kind": ({DEVICES: "example.com/gpu=2"}, "example.com/gpu=2", "only nvidia.com/gpu is known"),
     "cdi-name-unknown": ({DEVICES: "nvidia.com/gpu=8"}, "nvidia.com/gpu=8", VALID_GPUS),
     "uuid-unknown": ({DEVICES: "GPU-00000000-0000-0000-0000-000000000000"}, "GPU-00000000", VALID_GPUS),
     "uuid-prefix-too-short": ({DEVICES: "GPU-db7cc16"}, "GPU-db7cc16", VALID_GPUS),
@@ -125,6 +124,19 @@ def test_a_refused_request_starts_nothing(
     assert valid in line
     assert read_tree(rootfs) == before
     assert change_times(rootfs) == times
+
+
+# The hook knows the node's GPUs only; the runtime looks for other names in the machine's CDI specs.
+OF_ANOTHER_KIND = {
+    BY_HOOK: "or start the container with the nvct runtime, which reads CDI specs",
+    BY_RUNTIME: "nvct: `example.com/gpu=2`: no spec has devices of the kind example.com/gpu",
+}
+
+
+def test_a_cdi_name_of_another_kind_is_refused(dgx: SimNode, start: Start, carrier: str) -> None:
+    with pytest.raises(StartFailed) as failure, start(dgx, {DEVICES: "example.com/gpu=2"}, carrier=carrier):
+        pass
+    assert OF_ANOTHER_KIND[carrier] in str(failure.value)
 
 
 def change_times(rootfs: Path) -> dict[str, int]:

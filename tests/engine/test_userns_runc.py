@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from nvct.node.cache import cache_path
+from nvct.sim.bundle import make_rootfs
 from tests.support.bare import MISSING_CALLS
 from tests.support.namespaces import CgroupV2, MountNamespace
 from tests.support.nodes import SimNode
@@ -163,17 +164,18 @@ def test_secrets_of_the_hosts_are_not_read(folder: Path, node: SimNode, hooks: H
     volume.mkdir()
     (volume / "secret").write_text("/secret\n")
     (volume / "secret").chmod(0o600)
-    bundle = make_bundle(folder, hooks(), ENV, MAPPED, maps=True)
+    make_rootfs(folder / "musl", "busybox")
+    bundle = make_bundle(folder, hooks(), ENV, MAPPED, maps=True, rootfs=folder / "musl")
     machine = os.uname().machine
-    (bundle / f"rootfs/usr/lib/ld-musl-{machine}.so.1").touch()
-    (bundle / f"rootfs/etc/ld-musl-{machine}.path").symlink_to("/mnt/secret")
-    give(bundle / "rootfs", MAPPED)
+    (folder / f"musl/usr/lib/ld-musl-{machine}.so.1").touch()
+    (folder / f"musl/etc/ld-musl-{machine}.path").symlink_to("/mnt/secret")
+    give(folder / "musl", MAPPED)
     spec = json.loads((bundle / "config.json").read_text())
     spec["mounts"].append({"destination": "/mnt", "source": str(volume), "options": ["bind"]})
     (bundle / "config.json").write_text(json.dumps(spec))
     with running(bundle):
         pass
-    written = (bundle / f"rootfs/etc/ld-musl-{machine}.path").read_text()
+    written = (folder / f"musl/etc/ld-musl-{machine}.path").read_text()
     assert "/secret" not in written
     assert "/usr/local/lib" in written
 

@@ -52,7 +52,9 @@ class Traced:
             pass
         names = [(match.group(1), line) for line in self.trace if (match := _CALL.match(line))]
         begin = next(at for at, (_, line) in enumerate(names) if line.startswith(_FIRST))
-        return Counter(name for name, _ in names[:begin]), Counter(name for name, _ in names[begin:])
+        before = Counter(name for name, _ in names[:begin])
+        before["execve"] -= 1  # strace's own start of the hook, which it traces and does not count
+        return before, Counter(name for name, _ in names[begin:])
 
     @property
     def trace(self) -> list[str]:

@@ -262,7 +262,7 @@ def test_what_the_hook_never_does(dgx: SimNode, start: Start, tmp_path: Path, ke
     # It executes itself, a grep over config.json, and Python, all of them on the host (CVE-2024-0135 to -0137, residual
     # weakness 6).
     assert [line.split('"')[1] for line in traced.calls("execve", "execveat")] == [str(HOOK), "/bin/grep", PYTHON]
-    assert len(traced.calls("clone", "clone3", "fork", "vfork")) == 1
+    assert len(traced.calls("clone", "clone3", "fork", "vfork")) <= 2
     acting = ("execve(", "execveat(", "clone(", "clone3(", "fork(", "vfork(")
     assert [line for line in traced.inside if line.startswith(acting)] == []
     # It changes no mode and no owner but of files that it has just made (residual weakness 4).

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import tempfile
 from pathlib import Path
 
 _ALL_EVENTS = 0xFFF  # inotify(7): IN_ALL_EVENTS, reading and listing included
@@ -61,7 +62,13 @@ class Canary:
 
 
 def _mount_table() -> list[str]:
-    return Path("/proc/self/mountinfo").read_text().splitlines()
+    """All mounts but those that other programs of this machine make below folders of their own in /tmp."""
+    lines = Path("/proc/self/mountinfo").read_text().splitlines()
+    return [line for line in lines if not _is_of_others(line.split()[4])]
+
+
+def _is_of_others(point: str) -> bool:
+    return point.startswith("/tmp/") and not point.startswith(f"{tempfile.gettempdir()}/pytest-of-")
 
 
 def _watch(folders: list[Path]) -> int:

@@ -148,13 +148,13 @@ def test_names_resolve_to_their_devices(folders: list[Path]) -> None:
     [
         (
             ["nvidia.com/gpu=0", "nvidia.com/gpu=9"],
-            "nvidia.com/gpu=9: no spec has this device; valid are nvidia.com/gpu=0",
+            "`nvidia.com/gpu=9`: no spec has this device; valid are nvidia.com/gpu=0",
         ),
         (
             ["example.com/gpu=0"],
-            "example.com/gpu=0: no spec has devices of the kind example.com/gpu; see `nvct cdi list`",
+            "`example.com/gpu=0`: no spec has devices of the kind example.com/gpu; see `nvct cdi list`",
         ),
-        (["gpu0"], "gpu0: no name of a CDI device; expected VENDOR/CLASS=DEVICE"),
+        (["gpu0"], "`gpu0`: no name of a CDI device; expected VENDOR/CLASS=DEVICE"),
     ],
 )
 def test_a_name_without_a_meaning(folders: list[Path], names: list[str], said: str) -> None:

@@ -99,6 +99,14 @@ def test_musl(tmp_path: Path, listed: bytes | None, musl: str | None) -> None:
     assert seen(tmp_path).musl == musl
 
 
+@pytest.mark.parametrize("loader", ["lib64/ld-linux-x86-64.so.2", "lib/ld-linux-aarch64.so.1"])
+def test_musl_beside_glibc_is_not_the_images_own(tmp_path: Path, loader: str) -> None:
+    """Debian's package musl, for one, which those install who build static programs."""
+    write(tmp_path, f"lib/ld-musl-{MACHINE}.so.1")
+    write(tmp_path, loader)
+    assert seen(tmp_path).musl is None
+
+
 def test_another_machines_musl_is_none(tmp_path: Path) -> None:
     write(tmp_path, "lib/ld-musl-riscv64.so.1")
     assert seen(tmp_path).musl is None

@@ -68,7 +68,8 @@ class Front:
 
     def start(self, *arguments: str, **options: Any) -> subprocess.CompletedProcess[str]:
         command = [*self._shell, str(RUNTIME), "--nvct-config", str(self.settings), *arguments]
-        return subprocess.run(command, capture_output=True, text=True, **{"input": "", **options})
+        options = {"input": "", "preexec_fn": usual_signals, **options}
+        return subprocess.run(command, capture_output=True, text=True, **options)
 
     def told(self, *arguments: str, **options: Any) -> dict[str, Any]:
         """What the low-level runtime was started with."""
@@ -83,6 +84,12 @@ class Front:
         folder.mkdir(exist_ok=True)
         (folder / "config.json").write_text(json.dumps(config(["true"], env, {})))
         return folder
+
+
+def usual_signals() -> None:
+    """Whatever the tests themselves were started with: a shell's background job ignores SIGINT, for one."""
+    for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:
+        signal.signal(number, signal.SIG_DFL)
 
 
 @pytest.fixture
@@ -154,8 +161,8 @@ def test_descriptors_signals_folder_and_mask_arrive_as_they_were(front: Front, c
     bundle = front.bundle({})
 
     def prepare() -> None:
+        usual_signals()
         os.umask(0o027)
-        signal.signal(signal.SIGPIPE, signal.SIG_DFL)
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
 
     with (tmp_path / "file").open("w") as file:
