@@ -47,6 +47,7 @@ class Fronts:
         command = [
             shutil.which("strace"),
             "-f",
+            "--seccomp-bpf",
             "-e",
             "trace=execve",
             "-o",

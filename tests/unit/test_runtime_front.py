@@ -207,7 +207,16 @@ def traced(front: Front, tmp_path: Path) -> Callable[..., str]:
 
     def start(*arguments: str, **options: Any) -> str:
         trace = tmp_path / "trace"
-        front._shell = ["strace", "-f", "-o", str(trace), "-e", "trace=execve,fork,vfork,clone", *shell]
+        front._shell = [
+            "strace",
+            "-f",
+            "--seccomp-bpf",
+            "-o",
+            str(trace),
+            "-e",
+            "trace=execve,fork,vfork,clone",
+            *shell,
+        ]
         done = front.start(*arguments, **options)
         assert (done.returncode, done.stderr) == (0, "")
         return trace.read_text()
