@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shlex
 import subprocess
 import time
@@ -27,6 +28,7 @@ class Podman(MountNamespace):
         runtime.write_text(f'#!/bin/sh\nexec {WRAPPER} {shlex.quote(hook)} "$@"\n')
         runtime.chmod(0o755)
         self._folder = folder
+        self.cgroup = f"/nvct-podman-{self.pid}"
         self._options = [
             f"--root={folder}/root",
             f"--runroot={folder}/run",
@@ -35,6 +37,13 @@ class Podman(MountNamespace):
             "--events-backend=file",
             f"--runtime={runtime}",
         ]
+
+    def __exit__(self, *error: object) -> None:
+        super().__exit__(*error)
+        # podman leaves the parent of its containers' cgroups.
+        for parent in Path("/sys/fs/cgroup").glob(f"*{self.cgroup}"):
+            for folder, _, _ in os.walk(parent, topdown=False):
+                os.rmdir(folder)
 
     def use(self, spec: Path) -> None:
         """Have this spec, and no other."""
@@ -66,6 +75,7 @@ class PodmanContainer(RuncContainer):
         name = f"nvct-{time.monotonic_ns()}"
         # The capability to make nodes of its own, by which a test sees what the device rules deny.
         options = ["--detach", "--name", name, "--network=none", "--cap-add=MKNOD", *options]
+        options += [f"--cgroup-parent={podman.cgroup}"]
         done = podman.podman("run", *options, "--rootfs", str(rootfs), "/usr/bin/sleep", "600")
         self.name = name
         if done.returncode:
