@@ -13,9 +13,10 @@ import gc
 import marshal
 import os
 import sys
+import time
 from _frozen_importlib_external import MAGIC_NUMBER  # importlib takes long
 
-from nvct.trust import why_code_is_unsafe, why_unsafe
+from nvct.trust import why_code_is_unsafe, why_compiled_code_is_unsafe, why_unsafe
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -28,6 +29,9 @@ if TYPE_CHECKING:
     Module = tuple[str, str, bool, CodeType]
 
 
+# Nobody takes so long to compile the code.
+_LONGEST_S = 60
+
 # By program, the modules that it needs with all that they import; the first has its `main`.
 _PROGRAMS = {
     "hook": ("nvct.oci.hook", "nvct.oci.give"),
@@ -36,31 +40,44 @@ _PROGRAMS = {
 }
 
 
-def start(tree: str, arguments: list[str], program: str = "hook") -> NoReturn:
-    """Be the program, out of the code in `tree`, the resolved path of the folder that holds `nvct`."""
+def start(tree: str, arguments: list[str], mask: int, program: str = "hook") -> NoReturn:
+    """Be the program, out of the code in `tree`, the resolved path of the folder that holds `nvct`.
+
+    `mask` is the umask that the program shall have once its code is loaded.
+    """
     gc.disable()  # saves a millisecond: nothing of a process that lives for ten is worth collecting
     versions: list[Version] = []
     reason = why_code_is_unsafe(tree, versions)
     if reason:
         sys.exit(f"nvct: not run: {reason}")
     names = _PROGRAMS[program]
-    load(f"{tree}/nvct/__pycache__/{program}.{sys.implementation.cache_tag}.code", versions, names)
+    load(tree, program, versions, names)
+    os.umask(mask)
     # Not sys.exit: tidying up a process whose work is done would only take time, and could fail on a closed descriptor.
     os._exit(sys.modules[names[0]].main(arguments))
 
 
-def load(path: str, versions: list[Version], names: tuple[str, ...]) -> None:
-    """Have the modules of these names and all that they import loaded; `path` is the file."""
+def load(tree: str, program: str, versions: list[Version], names: tuple[str, ...]) -> None:
+    """Have the modules of these names and all that they import loaded, out of the program's file where there is one."""
+    path = f"{tree}/nvct/__pycache__/{program}.{sys.implementation.cache_tag}.code"
     modules = _read(path, versions)
     if modules is not None:
         _run(modules)
         return
+    descriptor = _begin(path)
+    if descriptor >= 0:
+        # From the sources alone: Python's own compiled files are believed for their time and size, and nobody has
+        # looked who wrote them.
+        sys.dont_write_bytecode = True
+        sys.pycache_prefix = "/nowhere"
+    else:
+        reason = why_compiled_code_is_unsafe(tree)
+        if reason:
+            sys.exit(f"nvct: not run: {reason}")
     for name in names:
         __import__(name)
-    try:  # noqa: SIM105  # contextlib is slow to import
-        _write(path, versions)
-    except OSError:
-        pass  # where nobody can write to the tree every start takes longer, and that is all
+    if descriptor >= 0:
+        _write(descriptor, path, versions)
 
 
 def _read(path: str, versions: list[Version]) -> list[Module] | None:
@@ -97,20 +114,39 @@ def _run(modules: list[Module]) -> None:
         setattr(sys.modules[package], last, module)
 
 
-def _write(path: str, versions: list[Version]) -> None:
-    beside = f"{path}.{os.getpid()}"
+def _begin(path: str) -> int:
+    """A descriptor of the new file, to be written beside the old one, or -1: another start is at it, or nobody can
+    write there, so that every start takes longer, and that is all.
+    """
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-    descriptor = os.open(beside, flags, 0o600)  # first of all: where it is refused, nothing need be gathered
     try:
-        # importlib moves each module to the end of sys.modules when it is complete.
-        names = [name for name in sys.modules if name.startswith("nvct.") and name not in ("nvct.trust", __name__)]
+        return os.open(f"{path}.new", flags, 0o600)
+    except FileExistsError:
+        _remove_abandoned(f"{path}.new")
+    except OSError:
+        pass
+    return -1
+
+
+def _remove_abandoned(path: str) -> None:
+    """Have the next start write the file that one which was killed has left."""
+    try:
+        if time.time() - os.lstat(path).st_mtime > _LONGEST_S:
+            os.unlink(path)
+    except OSError:
+        pass
+
+
+def _write(descriptor: int, path: str, versions: list[Version]) -> None:
+    # importlib moves each module to the end of sys.modules when it is complete.
+    names = [name for name in sys.modules if name.startswith("nvct.") and name not in ("nvct.trust", __name__)]
+    try:
         content = marshal.dumps((MAGIC_NUMBER, versions, list(map(_module, names))))
         os.write(descriptor, content)  # half of it, where the disk is full, cannot be read back
         os.fchmod(descriptor, 0o644)
-        os.rename(beside, path)
+        os.rename(f"{path}.new", path)
     except OSError:
-        os.unlink(beside)
-        raise
+        os.unlink(f"{path}.new")
     finally:
         os.close(descriptor)
 

@@ -32,6 +32,12 @@ def why_code_is_unsafe(tree: str, versions: list[tuple[str, int, int, int]] | No
     return _why_way_is_unsafe(tree) or _first(_why_room_is_unsafe(f"{tree}/{room}", seen) for room in _ROOMS)
 
 
+def why_compiled_code_is_unsafe(tree: str) -> str:
+    """The same of what Python keeps of the code, for whoever is about to run that."""
+    folders = [f"{tree}/{room}/__pycache__" for room in _ROOMS]
+    return _first(_why_room_is_unsafe(folder, []) for folder in folders if os.path.isdir(folder))
+
+
 def why_environment_is_unsafe(environment: str) -> str:
     """The same of a virtual environment: its programs and packages run as root when a hook discovers the node."""
     real = os.path.realpath(environment)

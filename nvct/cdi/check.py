@@ -182,7 +182,7 @@ def _object(value: object, fields: _Fields, where: str) -> Iterator[str]:
     prefix = f"{where}." if where else ""
     for name in value:
         if name not in fields:
-            yield f"{prefix}{name}: no such field; {place} has {', '.join(fields)}"
+            yield f"{prefix}{ascii(str(name))[1:-1]:.80}: no such field; {place} has {', '.join(fields)}"
     for name, (kind, required) in fields.items():
         if name in value:
             yield from _value(value[name], kind, prefix + name)

@@ -10,7 +10,8 @@ import json
 from collections.abc import Callable
 from typing import NamedTuple
 
-from nvct import fastjson, ldcache, settings
+from nvct import edits, fastjson, ldcache, requirements, settings
+from nvct.cdi import check, registry
 from nvct.errors import ConfigError, NvctError
 from nvct.inject import cgroup
 from nvct.model import (
@@ -149,6 +150,45 @@ def settings_file(data: bytes) -> None:
     assert settings.from_json(json.loads(json.dumps(settings.to_json(chosen)))) == chosen
 
 
+FACTS = {"cuda": "12.4", "driver": "550.1", "arch": "8.0", "brand": "tesla"}
+
+
+def requirements_text(data: bytes) -> None:
+    """Terms or a refusal. An expression holds when one of its terms, by itself, holds, or when there is none."""
+    text = data.decode("utf-8", "surrogateescape")
+    try:
+        terms = requirements.parse(text)
+    except requirements.Malformed as error:
+        assert error.reason
+        return
+    failures = requirements.unmet(terms, FACTS)
+    alone = [requirements.unmet((term,), FACTS) for term in terms]
+    assert bool(failures) == (bool(terms) and all(alone))
+    assert requirements.unmet(terms, {}) == ()
+
+
+def cdi_spec(data: bytes) -> None:
+    """A value in which problems are found, a line each, or none; or no YAML."""
+    try:
+        value = registry._yaml(data.decode("utf-8", "replace"))
+    except (ValueError, RecursionError):
+        return
+    for problem in check.problems(value):
+        _check_line(problem)
+
+
+def hook_argument(data: bytes) -> None:
+    """Edits that say the same when they are written again, or a refusal."""
+    try:
+        remainder = edits.from_json(fastjson.loads(data.decode("utf-8", "replace")))
+    except ConfigError as error:
+        assert "write the spec again" in str(error)
+        return
+    except (ValueError, RecursionError):
+        return
+    assert edits.from_json(edits.to_json(remainder)) == remainder
+
+
 def _check_message(error: NvctError) -> None:
     assert len(str(error)) <= LONGEST_MESSAGE, str(error)[:200]
     _check_line(str(error))
@@ -199,6 +239,24 @@ TARGETS: dict[str, Target] = {
         ),
     ),
     "cgroup_files": Target(cgroup_files, (_MOUNTINFO,)),
+    "requirements": Target(
+        requirements_text,
+        (b"cuda>=12.4 brand=tesla,driver>=470,driver<471", b"arch>=8.0,cuda!=9 brand!=grid", b"CUDA<= 11.0.0"),
+    ),
+    "cdi_spec": Target(
+        cdi_spec,
+        (
+            b"cdiVersion: 0.5.0\nkind: nvidia.com/gpu\ndevices:\n- name: '0'\n  containerEdits:\n    env: [A=1]\n",
+            b'{"cdiVersion": "0.3.0", "kind": "a/b", "devices": [{"name": "x", "containerEdits": {"hooks": []}}]}',
+        ),
+    ),
+    "hook_argument": Target(
+        hook_argument,
+        (
+            b'{"architecture": "x86_64", "edits": {"links": {"/a": "b"}, "loader_cache": [["a", "/a", 64]]}}',
+            b'{"architecture": "x86_64", "edits": {"stale": {"/usr/lib64": ["libcuda.so"]}, "files": []}}',
+        ),
+    ),
     "settings_file": Target(
         settings_file,
         (

@@ -186,6 +186,23 @@ def test_a_state(ready: Ready, state: bytes, reason: str) -> None:
     check_refused(run_hook(ready, state), reason)
 
 
+LARGE = {
+    "a long string before all": lambda state: json.dumps({"annotations": {"a": "x" * 900_000}, **state}),
+    "many strings before all": lambda state: json.dumps({**{f"k{number}": "v" for number in range(60_000)}, **state}),
+    "many lines": lambda state: json.dumps({**state, "annotations": {str(n): "" for n in range(60_000)}}, indent=0),
+}
+
+
+@pytest.mark.parametrize("asks", [True, False])
+@pytest.mark.parametrize("large", LARGE.values(), ids=LARGE)
+def test_a_large_state(
+    ready: Ready, container: BareContainer, large: Callable[[dict[str, object]], str], asks: bool
+) -> None:
+    """Each within the hook's bounds of time; the shell's own means can take the square of it."""
+    state = json.loads(bundle(container, json.dumps(config(["true"], ENV if asks else {}, {})).encode()))
+    assert run_hook(ready, large(state).encode()) == Done(0, "")
+
+
 # What the image holds: in a mount namespace, where the hook carries out all it does.
 
 

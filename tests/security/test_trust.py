@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import marshal
 import os
 import shutil
+import struct
 import subprocess
 import tempfile
 from collections.abc import Callable, Iterator
+from importlib.util import MAGIC_NUMBER, cache_from_source
 from pathlib import Path
 
 import pytest
@@ -110,6 +113,66 @@ def test_a_tree_may_lie_in_a_folder_like_tmp_that_is_roots(tree: Path, owner: in
     finally:
         (shared / "tree").rename(tree)
         shared.rmdir()
+
+
+@needs_root
+@pytest.mark.parametrize("mask", [0o000, 0o002])
+def test_the_first_start_leaves_nothing_that_others_can_write(tree: Path, mask: int) -> None:
+    for kept in list(tree.rglob("__pycache__")):
+        shutil.rmtree(kept)
+    for _ in range(2):
+        done = subprocess.run([tree / "hooks" / HOOK.name, "-version"], capture_output=True, text=True, umask=mask)
+        assert (done.returncode, done.stderr) == (0, "")
+    kept = [path for folder in tree.rglob("__pycache__") for path in (folder, *folder.iterdir())]
+    assert any(path.suffix == ".code" for path in kept)
+    assert [path for path in kept if path.stat().st_mode & 0o022] == []
+
+
+def plant(source: Path, text: str) -> None:
+    """Python's compiled file of a source, of another text, that looks as if it were of this one."""
+    compiled = Path(cache_from_source(str(source)))
+    compiled.parent.mkdir(exist_ok=True)
+    status = source.stat()
+    head = MAGIC_NUMBER + struct.pack("<III", 0, int(status.st_mtime), status.st_size)
+    compiled.write_bytes(head + marshal.dumps(compile(text, str(source), "exec")))
+
+
+@needs_root
+def test_python_s_own_compiled_files_are_not_believed(tree: Path) -> None:
+    """Their time and size are all that Python looks at; trees that are unpacked with fixed times share those."""
+    for kept in list(tree.rglob("__pycache__")):
+        shutil.rmtree(kept)
+    plant(tree / "nvct/oci/hook.py", "import posix; posix._exit(42)")
+    first = f"import sys; sys.path.append({str(tree)!r}); import nvct.oci.hook"
+    assert subprocess.run([PYTHON, "-I", "-S", "-B", "-c", first]).returncode == 42, "the trap does not work"
+    done = run_hook(tree)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+@needs_root
+def test_a_source_that_changed_within_its_size_and_time_is_read_again(tree: Path) -> None:
+    hook = tree / "nvct/oci/hook.py"
+    before, status = run_hook(tree).stdout, hook.stat()
+    hook.write_text(hook.read_text().replace("NVIDIA Container Runtime Hook", "nvidia container runtime hook"))
+    os.utime(hook, ns=(status.st_atime_ns, status.st_mtime_ns))
+    assert hook.stat().st_size == status.st_size
+    assert run_hook(tree).stdout == before.replace("NVIDIA Container Runtime Hook", "nvidia container runtime hook")
+
+
+@needs_root
+def test_compiled_files_of_a_stranger_are_refused_where_they_would_be_run(tree: Path) -> None:
+    """Where nothing can be kept in the tree: another start that is at it will do for that."""
+    run_hook(tree)
+    for kept in tree.rglob("*.code"):
+        kept.with_name(f"{kept.name}.new").touch()
+        kept.unlink()
+    compiled = Path(cache_from_source(str(tree / "nvct/oci/hook.py")))
+    compiled.parent.mkdir(exist_ok=True)
+    compiled.write_bytes(b"")
+    os.chown(compiled, STRANGER, 0)
+    done = run_hook(tree)
+    assert done.returncode == 1
+    assert f"chown root {compiled}" in done.stderr
 
 
 def test_this_tree_itself_is_safe_for_who_runs_the_tests() -> None:
