@@ -30,7 +30,7 @@ lint: setup ## ruff (rules and format) and mypy --strict
 	@.venv/bin/ruff format --check .
 	@.venv/bin/mypy
 
-bench: setup ## what the hook costs a container start, into README.md and tests/bench/results.json; ARGS="--rounds 50"
+bench: setup ## what hook and runtime cost a container start, into README.md and tests/bench/results.json; ARGS="--rounds 50"
 	@$(PYTHON) -m tests.bench.bench --record $(ARGS)
 
 clean: ## remove the virtual environment and everything that tools left behind

@@ -1,4 +1,4 @@
-"""What nvct's hook costs at a container start (`make bench`).
+"""What nvct costs at a container start: its hook, its runtime, and CDI specs (`make bench`).
 
 The unit is the time that Python takes to start and do nothing, `python3 -I -S -c pass`, measured in the same run: the
 machine's own speed drops out of the figures. Every round runs all rows in a new random order, since a start after one
@@ -17,7 +17,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
@@ -28,7 +28,17 @@ from nvct.sim.bundle import HOOK_ENV
 from nvct.sim.profiles import spec_from_profile
 from nvct.sim.spec import NodeSpec, NvmlBehaviour
 from tests.bench import report
-from tests.bench.rows import CGROUPS, PYTHON, Case, Row, Run, Workshop, memory_folder
+from tests.bench.rows import (
+    CGROUPS,
+    PYTHON,
+    Case,
+    Row,
+    Run,
+    Workshop,
+    expect_devices,
+    expect_listed,
+    memory_folder,
+)
 from tests.support.nodes import DGX_GPUS, DGX_MIG, DGX_MIG_DEVICES, SimNode, kept
 from tests.support.runc import TREE
 
@@ -41,7 +51,9 @@ FIRST, EARLY = ["chrt", "--rr", "1"], ["nice", "--adjustment", "-20"]
 REAL_TIME = subprocess.run([*FIRST, "true"], stderr=subprocess.DEVNULL).returncode == 0
 
 YARDSTICK, ORDINARY_YARDSTICK = "python3", "python3 at ordinary priority"
+WITH_OS = "python3 that imports os"
 PLAIN, KERNEL = "runc", "runc with /proc/driver"
+CREATE, CREATE_KERNEL, STATE = "runc create", "runc create with /proc/driver", "runc state"
 
 # Yardsticks that the hook's process may take, by case.
 GOALS = {"a": 0.4, "b": 1.8, "c": 1.8, "d": 2.2, "e": 2.2, "f": 1.8}
@@ -62,6 +74,19 @@ class Sample(NamedTuple):
     kib: int
 
 
+class Other(NamedTuple):
+    """A carrier besides the hook. What counts is the row's time over that of the row `without` nvct, if there is one.
+
+    `goal`: the yardsticks that it may take.
+    """
+
+    key: str
+    title: str
+    row: Row
+    without: str | None
+    goal: float | None
+
+
 def main() -> None:
     options = _options()
     if os.geteuid() != 0:
@@ -73,15 +98,16 @@ def main() -> None:
         subprocess.run(["cc", "-O1", "-o", timed, TIMED], check=True)
         cases = _cases(folder, stack)
         load = os.getloadavg()[0]
-        samples = _measure(_rows(cases, workshop), options.rounds, timed, folder)
-    results = {"load": load, **_results(cases, samples, options.rounds)}
+        others = _others(cases, workshop)
+        samples = _measure(_rows(cases, others, workshop), options.rounds, timed, folder)
+    results = {"load": load, **_results(cases, others, samples, options.rounds)}
     text = json.dumps(results, indent=2) + "\n"
     if options.json:
         Path(options.json).write_text(text)
     if options.record:
         report.RESULTS.write_text(text)
         report.update_readme(results)
-    print(report.text_table(results))
+    print(report.text_tables(results))
 
 
 def _options() -> argparse.Namespace:
@@ -113,10 +139,18 @@ def _cases(folder: Path, stack: ExitStack) -> list[Case]:
 
 
 def _every_node() -> frozenset[str]:
-    """Of 8 GPUs with GPU instances 7 to 13: see DGX_MIG_DEVICES for the minors."""
-    first = [3 + 135 * gpu + 9 * instance for gpu in range(8) for instance in range(7, 14)]
-    capabilities = [f"nvidia-caps/nvidia-cap{minor}" for start in first for minor in (start, start + 1)]
-    return frozenset((*CONTROL, "nvidia-modeset", *(f"nvidia{minor}" for minor in range(8)), *capabilities))
+    return frozenset((*CONTROL, "nvidia-modeset")).union(*_mig_nodes().values())
+
+
+def _mig_nodes() -> dict[str, frozenset[str]]:
+    """The nodes by MIG device of 8 GPUs with GPU instances 7 to 13: see DGX_MIG_DEVICES for the minors."""
+    nodes = {}
+    for gpu, facts in DGX_GPUS.items():
+        for place in range(7):
+            minor = 3 + 135 * facts.minor + 9 * (7 + place)
+            capabilities = (f"nvidia-caps/nvidia-cap{minor}", f"nvidia-caps/nvidia-cap{minor + 1}")
+            nodes[f"{gpu}:{place}"] = frozenset((f"nvidia{facts.minor}", *capabilities))
+    return nodes
 
 
 @contextmanager
@@ -128,17 +162,50 @@ def _node(spec: NodeSpec, path: Path) -> Iterator[SimNode]:
         yield node
 
 
-def _rows(cases: list[Case], workshop: Workshop) -> list[Row]:
-    nothing, *others = cases
+def _others(cases: list[Case], workshop: Workshop) -> list[Other]:
+    nothing, one, _, divided, *_ = cases
+    # The default capabilities, which have no use for nvidia-modeset.
+    many = divided._replace(env={"NVIDIA_VISIBLE_DEVICES": "all"}, nodes=divided.nodes - {"nvidia-modeset"})
+    where = "8 GPUs in 56 MIG devices"
+
+    def created(key: str, title: str, case: Case, repeats: int, goal: float | None) -> Other:
+        row = Row(f"nvct-runtime create {key}", repeats, partial(workshop.created, case, through=True))
+        without = CREATE_KERNEL if case.nodes else CREATE
+        return Other(f"create-{key}", f"`nvct-runtime create` over `runc create`, {title}", row, without, goal)
+
+    def command(arguments: list[str], check: Callable[[str], None], goal: float | None) -> Other:
+        name = " ".join(("nvct", *arguments))
+        row = Row(name, 1, partial(workshop.command, divided.node, arguments, check), first=True)
+        return Other("-".join(arguments), f"`{name}`, {where}", row, None, goal)
+
+    state = Row("nvct-runtime state", REPEATS, partial(workshop.state, one, through=True), first=True)
     return [
-        Row(YARDSTICK, REPEATS, workshop.yardstick, first=True),
+        Other("state", "`nvct-runtime state` over `runc state`", state, STATE, 0.3),
+        created("none", "no GPU", nothing, REPEATS, None),
+        created("one", "one GPU", one, 1, 3.0),
+        created("many", where, many, 1, 4.0),
+        command(["cdi", "generate"], lambda output: expect_devices(output, _mig_nodes()), 10.0),
+        command(["list"], lambda output: expect_listed(output, {*DGX_GPUS, *_mig_nodes()}), None),
+    ]
+
+
+def _rows(cases: list[Case], carriers: list[Other], workshop: Workshop) -> list[Row]:
+    nothing, *others = cases
+    yardstick = partial(workshop.python, "pass")
+    return [
+        Row(YARDSTICK, REPEATS, yardstick, first=True),
+        Row(WITH_OS, REPEATS, partial(workshop.python, "import os"), first=True),
         Row(_alone(nothing), REPEATS, partial(workshop.hook_alone, nothing), first=True),
         *(Row(_alone(case), 1, partial(workshop.hook_alone, case), first=True) for case in others),
-        Row(ORDINARY_YARDSTICK, REPEATS, workshop.yardstick),
+        Row(ORDINARY_YARDSTICK, REPEATS, yardstick),
         Row(PLAIN, REPEATS, partial(workshop.started, nothing, hooked=False)),
         Row(_started(nothing), REPEATS, partial(workshop.started, nothing, hooked=True)),
         Row(KERNEL, REPEATS, partial(workshop.started, others[0], hooked=False)),
         *(Row(_started(case), 1, partial(workshop.started, case, hooked=True)) for case in others),
+        Row(STATE, REPEATS, partial(workshop.state, others[0], through=False), first=True),
+        Row(CREATE, REPEATS, partial(workshop.created, nothing, through=False)),
+        Row(CREATE_KERNEL, REPEATS, partial(workshop.created, others[0], through=False)),
+        *(other.row for other in carriers),
     ]
 
 
@@ -164,24 +231,27 @@ def _measure(rows: list[Row], rounds: int, timed: Path, folder: Path) -> dict[st
 
 def _sample(row: Row, timed: Path, folder: Path) -> Sample:
     with row.ready() as run:
-        sample = _run(row, run, timed, folder / "sample")
+        sample = _run(row, run, timed, folder)
     time.sleep(0.01)  # the kernel takes mounts apart after the process that held them has ended
     return sample
 
 
-def _run(row: Row, run: Run, timed: Path, result: Path) -> Sample:
+def _run(row: Row, run: Run, timed: Path, folder: Path) -> Sample:
+    # Files and no pipes: a container that is created and not started keeps them open.
+    result, output, errors = folder / "sample", folder / "output", folder / "errors"
     command = [*(FIRST if row.first and REAL_TIME else EARLY), timed, result, run.stdin, *run.command]
-    done = subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True)
+    with output.open("w") as standard_output, errors.open("w") as standard_error:
+        done = subprocess.run(command, env=ENVIRONMENT, stdout=standard_output, stderr=standard_error)
     if done.returncode != 0:
-        sys.exit(f"bench: {row.name}: {done.stderr.strip()}")
+        sys.exit(f"bench: {row.name}: {errors.read_text().strip()}")
     nanoseconds, kib, status = map(int, result.read_text().split())
     if status != 0:
-        sys.exit(f"bench: {row.name} failed with status {status}: {done.stderr.strip()}")
-    run.check(done.stdout)
+        sys.exit(f"bench: {row.name} failed with status {status}: {errors.read_text().strip()}")
+    run.check(output.read_text())
     return Sample(nanoseconds / 1e9, kib)
 
 
-def _results(cases: list[Case], samples: dict[str, list[Sample]], rounds: int) -> dict[str, Any]:
+def _results(cases: list[Case], others: list[Other], samples: dict[str, list[Sample]], rounds: int) -> dict[str, Any]:
     medians = {name: statistics.median(sample.seconds for sample in row) for name, row in samples.items()}
     unit = medians[YARDSTICK]
 
@@ -200,6 +270,16 @@ def _results(cases: list[Case], samples: dict[str, list[Sample]], rounds: int) -
             "runs": len(samples[_alone(case)]),
         }
 
+    def other_figures(other: Other) -> dict[str, Any]:
+        counted = medians[other.row.name] - (medians[other.without] if other.without else 0)
+        return {
+            "title": other.title,
+            "counted_s": counted,
+            "ratio": counted / medians[YARDSTICK if other.row.first else ORDINARY_YARDSTICK],
+            "goal_ratio": other.goal,
+            "runs": len(samples[other.row.name]),
+        }
+
     return {
         "rounds": rounds,
         "machine": _machine(),
@@ -207,8 +287,11 @@ def _results(cases: list[Case], samples: dict[str, list[Sample]], rounds: int) -
         "device_cgroup": "v1" if CGROUPS.is_dir() else "left out of the hook alone",
         "yardstick_s": unit,
         "ordinary_yardstick_s": medians[ORDINARY_YARDSTICK],
+        "import_os_s": medians[WITH_OS] - unit,
         "runc_s": medians[PLAIN],
+        "create_s": medians[CREATE],
         "cases": {case.key: figures(case) for case in cases},
+        "others": {other.key: other_figures(other) for other in others},
     }
 
 

@@ -42,6 +42,18 @@ def test_one_round_measures_every_row(results: dict) -> None:
 
 
 @pytest.mark.engine
+def test_one_round_measures_the_other_carriers(results: dict) -> None:
+    others = results["others"]
+    assert list(others) == ["state", "create-none", "create-one", "create-many", "cdi-generate", "list"]
+    assert [other["goal_ratio"] for other in others.values()] == [0.3, None, 3.0, 4.0, 10.0, None]
+    assert [other["runs"] for other in others.values()] == [5, 5, 1, 1, 1, 1]
+    for key, other in others.items():
+        unit = "ordinary_yardstick_s" if key.startswith("create-") else "yardstick_s"
+        assert other["ratio"] == pytest.approx(other["counted_s"] / results[unit])
+        assert other["title"] in results["printed"]
+
+
+@pytest.mark.engine
 def test_the_hook_takes_little_memory(results: dict) -> None:
     assert {key: case["peak_kib"] for key, case in results["cases"].items() if case["peak_kib"] > 20 * 1024} == {}
 
@@ -50,9 +62,23 @@ def test_the_recorded_figures_are_whole(results: dict) -> None:
     recorded = json.loads(report.RESULTS.read_text())
     assert recorded.keys() == results.keys() - {"printed"}
     assert recorded["rounds"] >= 20
-    assert {key: (case["title"], case["goal_ratio"]) for key, case in recorded["cases"].items()} == {
-        key: (case["title"], case["goal_ratio"]) for key, case in results["cases"].items()
-    }
+    for table in ("cases", "others"):
+        assert all(row["runs"] >= 20 for row in recorded[table].values())
+        assert {key: (row["title"], row["goal_ratio"]) for key, row in recorded[table].items()} == {
+            key: (row["title"], row["goal_ratio"]) for key, row in results[table].items()
+        }
+
+
+@pytest.mark.parametrize(("ratio", "missed"), [(99.0, True), (0.0, False)])
+def test_a_missed_goal_is_owned_to(ratio: float, missed: bool) -> None:
+    recorded = json.loads(report.RESULTS.read_text())
+    for case in recorded["cases"].values():
+        case["hook_ratio"] = ratio
+    for other in recorded["others"].values():
+        other["ratio"] = ratio
+    section = report.readme_section(recorded)
+    assert ("The goals of a, b, c, d, e, f are missed" in section) == missed
+    assert ("The goals of `create` are missed" in section) == missed
 
 
 def test_readme_shows_the_recorded_figures() -> None:
