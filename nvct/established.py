@@ -66,11 +66,9 @@ def translate(path: str) -> Translation:
     origins: dict[str, tuple[str, ...]] = {}
     dropped: list[Dropped] = []
     for key, value in _flat(_read(path)):
-        result = _rule(key, value, path)
-        if isinstance(result, Dropped):
-            dropped.append(result)
-            continue
-        for name, meaning in result.items():
+        taken, left = _rule(key, value, path)
+        dropped += left
+        for name, meaning in taken.items():
             # A file that says the same thing twice means the stricter of the two: only cuda_compat has two keys.
             if values.get(name) != COMPAT_DISABLED:
                 values[name] = meaning
@@ -102,15 +100,19 @@ def _flat(table: dict[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
     return pairs
 
 
-def _rule(key: str, value: Any, path: str) -> dict[str, Any] | Dropped:
+def _rule(key: str, value: Any, path: str) -> tuple[dict[str, Any], list[Dropped]]:
+    """The settings that a key becomes, and what of it becomes none."""
     if key in _REASONS:
-        return Dropped(key, _REASONS[key])
+        return {}, [Dropped(key, _REASONS[key])]
     if key not in _RULES:
-        return Dropped(key, _unknown(key), unknown=True)
+        return {}, [Dropped(key, _unknown(key), unknown=True)]
     try:
-        return _RULES[key](key, value)
+        result = _RULES[key](key, value)
     except ValueError as error:
         raise ConfigError(f"{path}: `{key}` is {value!r}, expected {error}; mend it and import again") from None
+    if isinstance(result, tuple):
+        return result
+    return ({}, [result]) if isinstance(result, Dropped) else (result, [])
 
 
 def _unknown(key: str) -> str:
@@ -121,9 +123,10 @@ def _unknown(key: str) -> str:
     return f"the established toolkit has no such key, and ignores it{hint}"
 
 
-# The rules below turn a value into settings, or into the reason why it becomes none. ValueError says what was expected.
+# The rules below turn a value into settings, or into the reason why it becomes none; of lists each item into either.
+# ValueError says what was expected.
 
-Rule = Callable[[str, Any], "dict[str, Any] | Dropped"]
+Rule = Callable[[str, Any], "dict[str, Any] | Dropped | tuple[dict[str, Any], list[Dropped]]"]
 
 
 def _switch(value: Any) -> bool:
@@ -152,12 +155,23 @@ def _disable_require(key: str, value: Any) -> dict[str, Any]:
     return {"disable_require": _switch(value)}
 
 
-def _swarm_resource(key: str, value: Any) -> dict[str, Any] | Dropped:
-    names = _words(value)
-    strange = [name for name in names if not name.startswith("DOCKER_RESOURCE_")]
-    if strange:
-        return Dropped(key, f"docker swarm names its variables DOCKER_RESOURCE_<NAME>, and {strange[0]!r} is none")
-    return {"swarm_resource": names}
+def _fitting(
+    key: str, setting: str, items: list[str], fits: Callable[[str], bool], rule: str
+) -> tuple[dict[str, Any], list[Dropped]]:
+    """The setting with those items that it can have; the others are dropped each by itself, for the `rule`."""
+    kept = [item for item in items if fits(item)]
+    dropped = [Dropped(key, f"{rule}, unlike {item!r}") for item in items if not fits(item)]
+    return ({} if dropped and not kept else {setting: kept}), dropped
+
+
+def _swarm_resource(key: str, value: Any) -> tuple[dict[str, Any], list[Dropped]]:
+    return _fitting(
+        key,
+        "swarm_resource",
+        _words(value),
+        lambda name: name.startswith("DOCKER_RESOURCE_"),
+        "docker swarm names its variables DOCKER_RESOURCE_<NAME>",
+    )
 
 
 def _unprivileged_env(key: str, value: Any) -> dict[str, Any]:
@@ -219,11 +233,14 @@ def _default_kind(key: str, value: Any) -> dict[str, Any]:
     return {"cdi_default_kind": _text(value)}
 
 
-def _annotation_prefixes(key: str, value: Any) -> dict[str, Any] | Dropped:
-    strange = [prefix for prefix in _list(value) if not prefix.endswith(CDI_ANNOTATIONS)]
-    if strange:
-        return Dropped(key, f"annotations that name CDI devices begin with {CDI_ANNOTATIONS}, not with {strange[0]!r}")
-    return {"cdi_annotation_prefixes": value}
+def _annotation_prefixes(key: str, value: Any) -> tuple[dict[str, Any], list[Dropped]]:
+    return _fitting(
+        key,
+        "cdi_annotation_prefixes",
+        _list(value),
+        lambda prefix: prefix.endswith(CDI_ANNOTATIONS),
+        f"prefixes of annotations that name CDI devices end in {CDI_ANNOTATIONS}",
+    )
 
 
 def _cuda_compat_mode(key: str, value: Any) -> dict[str, Any]:

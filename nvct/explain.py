@@ -30,9 +30,10 @@ from nvct.plan import plan
 from nvct.plan.accept import Accepted, accept
 from nvct.plan.capabilities import capabilities_of
 from nvct.plan.devices import choose
-from nvct.plan.hookfree import out_of_reach
+from nvct.plan.hookfree import out_of_reach, without_hook
+from nvct.plan.names import Shares, other_makers
 from nvct.record import as_dict, record, replace
-from nvct.settings import CAPABILITIES, Settings
+from nvct.settings import CAPABILITIES, CDI, HOOK, Settings
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -40,6 +41,9 @@ if TYPE_CHECKING:
     from typing import Any
 
 PROC = "/proc/driver/nvidia"
+
+# How devices were asked for cannot be seen in this container.
+UNKNOWN = "unknown"
 
 # Fields of Edits that say something about the plan; every other field holds changes to the container.
 REMARKS = ("left_out", "warnings")
@@ -95,10 +99,10 @@ class Change:
 class Explanation:
     """Everything that there is to say about a request.
 
-    `asks_for` is "nothing", "the driver" (without a GPU) or "devices", which `asked` resolves. `capabilities` are those
-    that the container gets; `others` are the request's parts besides devices and capabilities. `left_out` is
-    what the edits say of that and more. `cannot` says what the carrier cannot do of the edits. `refusal` is the error
-    that `plan` raises for the request; there are no edits then.
+    `asks_for` is "nothing", "the driver" (without a GPU) or "devices", which `asked` resolves; of a running container
+    also UNKNOWN. `capabilities` are those that the container gets; `others` are the request's parts besides devices and
+    capabilities. `left_out` is what the edits say of that and more. `cannot` says what the carrier cannot do of the
+    edits. `refusal` is the error that `plan` raises for the request; there are no edits then.
     """
 
     asks_for: str
@@ -116,21 +120,24 @@ class Explanation:
 
 def explain(inventory: Inventory, request: Request, settings: Settings, carrier: str = "hook") -> Explanation:
     """Explain a request. `carrier` is a name in CARRIERS. Raises nothing: a refusal is part of the explanation."""
-    edits, refusal = Edits(), None
+    edits, refusal, shares = Edits(), None, Shares(request=request)
     try:
-        edits = plan(inventory, request, settings)
+        if carrier in RUNTIMES:
+            shares = other_makers(request, settings)
+        if shares.request:
+            edits = plan(inventory, shares.request, settings)
     except NvctError as error:
         refusal = error
     devices = _counted(request, settings)
     capabilities: tuple[str, ...] = ()
     left_out = edits.left_out
-    if devices is not None and refusal is None:
+    if devices is not None and refusal is None and shares.request:
         capabilities = capabilities_of(request, settings)
-        left_out += _not_asked(inventory, request, settings, edits, capabilities)
+        left_out += _not_asked(inventory, shares.request, settings, edits, capabilities)
         left_out += _of_the_node(inventory, settings, edits)
     return Explanation(
         asks_for="nothing" if devices is None else "devices" if devices.tokens else "the driver",
-        asked=tuple(_asked(inventory, token, devices.source) for token in devices.tokens) if devices else (),
+        asked=tuple(_asked(inventory, token, devices.source, shares) for token in devices.tokens) if devices else (),
         capabilities=capabilities,
         capabilities_source=request.capabilities.source if request.capabilities else "",
         others=tuple(_others(request, devices)),
@@ -138,9 +145,17 @@ def explain(inventory: Inventory, request: Request, settings: Settings, carrier:
         edits=edits,
         left_out=left_out,
         carrier=carrier,
-        cannot=CARRIERS[carrier](edits, settings),
+        cannot=CARRIERS[carrier](edits, settings) + tuple(map(_by_another_spec, shares.names)),
         refusal=refusal,
     )
+
+
+def as_carried(explanation: Explanation, inventory: Inventory, request: Request) -> Edits:
+    """The edits as they are carried out: where no hook runs, with what stands in for it."""
+    if not explanation.carrier.startswith(HOOK_FREE):
+        return explanation.edits
+    look = request.container if explanation.carrier in RUNTIMES else None
+    return without_hook(explanation.edits, inventory.architecture, look)
 
 
 def to_json(explanation: Explanation) -> dict[str, Any]:
@@ -246,7 +261,13 @@ def _counted(request: Request, settings: Settings) -> Ask | None:
         return request.devices
 
 
-def _asked(inventory: Inventory, token: str, source: str) -> Asked:
+def _by_another_spec(name: str) -> str:
+    return f"what {name} brings stands in the CDI spec of its maker, and is not planned here"
+
+
+def _asked(inventory: Inventory, token: str, source: str, shares: Shares) -> Asked:
+    if token in shares.names:
+        return Asked(token, source, (), "")
     try:
         choice = choose(inventory, Accepted(devices=Ask(source, (token,))))
     except NvctError as error:
@@ -354,10 +375,36 @@ def _hook_free_cdi_cannot(edits: Edits, settings: Settings) -> tuple[str, ...]:
     return (*_cdi_cannot(edits, settings), *(f"{left.what}: {left.why}" for left in out_of_reach(edits)))
 
 
+def _runtime_cannot(edits: Edits, settings: Settings) -> tuple[str, ...]:
+    if not edits.env:
+        return ()
+    if settings.runtime_mode == HOOK:
+        return _hook_cannot(edits, settings)
+    sentences = [
+        "the runtime sees the image's root file system without the volumes that are mounted later: an image with its "
+        "/usr/local/cuda/compat or /etc/debian_version on a volume is taken for one without"
+    ]
+    if settings.runtime_mode == CDI:
+        sentences.append(
+            "the settings (runtime_mode) have devices looked up in the CDI specs of this machine: a container gets "
+            "what those say, with every driver capability in them"
+        )
+    return tuple(sentences)
+
+
+def _hook_free_runtime_cannot(edits: Edits, settings: Settings) -> tuple[str, ...]:
+    return (*_runtime_cannot(edits, settings), *(f"{left.what}: {left.why}" for left in out_of_reach(edits)))
+
+
+HOOK_FREE = "hook-free-"
+RUNTIMES = ("runtime", f"{HOOK_FREE}runtime")
+
 # Whoever carries edits out, and what it cannot do of them, in sentences. That nothing can be denied to a privileged
 # container is true of all carriers, and a warning of the plan.
 CARRIERS: dict[str, Callable[[Edits, Settings], tuple[str, ...]]] = {
     "hook": _hook_cannot,
     "cdi-spec": _cdi_cannot,
-    "hook-free-cdi-spec": _hook_free_cdi_cannot,
+    f"{HOOK_FREE}cdi-spec": _hook_free_cdi_cannot,
+    "runtime": _runtime_cannot,
+    f"{HOOK_FREE}runtime": _hook_free_runtime_cannot,
 }

@@ -258,6 +258,8 @@ def from_mapping(mapping: Mapping[Any, object], path: str) -> Settings:
             raise ConfigError(f"settings file {path}: unknown setting {_kind(name)}; {_did_you_mean(name)}")
         try:
             values[str(name)] = _CHECKS[name](value)
+        except _WrongItem as error:
+            raise ConfigError(f"settings file {path}: `{name}` has {_kind(error.item)}, expected {error}") from None
         except ValueError as error:
             raise ConfigError(f"settings file {path}: `{name}` is {_kind(value)}, expected {error}") from None
     values.setdefault("dev_root", values.get("root", "/"))
@@ -281,19 +283,38 @@ def _kind(value: object) -> str:
     return text if len(text) <= 80 else text[:77] + "..."
 
 
-# The checks below return the value as the field wants it, or raise ValueError that says what was expected.
+# The checks below return the value as the field wants it, or raise ValueError that says what was expected; _WrongItem
+# for what stands in a list or mapping.
+
+
+class _WrongItem(ValueError):
+    def __init__(self, item: object, expected: str) -> None:
+        super().__init__(expected)
+        self.item = item
+
+
+def _items(value: object, fits: Callable[[Any], bool], expected: str) -> list[Any]:
+    """A list of which every item fits."""
+    if not isinstance(value, list):
+        raise ValueError(expected)
+    for item in value:
+        if not fits(item):
+            raise _WrongItem(item, expected)
+    return value
 
 
 def _folder(value: object) -> str:
-    if not isinstance(value, str) or not value.startswith("/") or "\0" in value or ".." in value.split("/"):
+    if not isinstance(value, str) or not _is_folder(value):
         raise ValueError("an absolute path without `..`")
     return value.rstrip("/") or "/"
 
 
+def _is_folder(value: object) -> bool:
+    return isinstance(value, str) and value.startswith("/") and "\0" not in value and ".." not in value.split("/")
+
+
 def _folders(value: object) -> tuple[str, ...]:
-    if not isinstance(value, list):
-        raise ValueError("a list of absolute paths")
-    return tuple(dict.fromkeys(_folder(item) for item in value))
+    return tuple(dict.fromkeys(map(_folder, _items(value, _is_folder, "a list of absolute paths without `..`"))))
 
 
 def _path_or_none(value: object) -> str:
@@ -308,9 +329,8 @@ def _seconds(value: object) -> float:
 
 
 def _capabilities(value: object) -> tuple[str, ...]:
-    if not isinstance(value, list) or any(item not in CAPABILITIES for item in value):
-        raise ValueError("a list of " + ", ".join(CAPABILITIES))
-    return tuple(name for name in CAPABILITIES if name in value)
+    items = _items(value, lambda item: item in CAPABILITIES, "a list of " + ", ".join(CAPABILITIES))
+    return tuple(name for name in CAPABILITIES if name in items)
 
 
 def _device_nodes(value: object) -> str:
@@ -330,19 +350,23 @@ def _one_of(choices: tuple[str, ...], value: object) -> str:
 def _swarm_variables(value: object) -> tuple[str, ...]:
     # Docker names these variables; because of their prefix a container without them is known to ask for nothing
     # before any settings are read.
-    if not isinstance(value, list) or not all(
-        isinstance(item, str) and item.startswith("DOCKER_RESOURCE_") and "=" not in item for item in value
-    ):
-        raise ValueError("a list of DOCKER_RESOURCE_<NAME>, where NAME is that of the node's generic resource")
-    return tuple(dict.fromkeys(value))
+    def fits(item: object) -> bool:
+        return isinstance(item, str) and item.startswith("DOCKER_RESOURCE_") and "=" not in item
+
+    expected = "a list of DOCKER_RESOURCE_<NAME>, where NAME is that of the node's generic resource"
+    return tuple(dict.fromkeys(_items(value, fits, expected)))
 
 
 def _parts(value: object) -> dict[str, bool]:
     """All switches; those that the file does not name are on."""
-    if not isinstance(value, dict) or any(name not in PARTS for name in value):
-        raise ValueError("a mapping of switches: " + ", ".join(PARTS))
-    if any(not isinstance(switch, bool) for switch in value.values()):
-        raise ValueError("true or false for each switch")
+    expected = "a mapping of switches: " + ", ".join(PARTS)
+    if not isinstance(value, dict):
+        raise ValueError(expected)
+    for name, switch in value.items():
+        if name not in PARTS:
+            raise _WrongItem(name, expected)
+        if not isinstance(switch, bool):
+            raise _WrongItem(switch, f"true or false for the switch {name}")
     return {name: value.get(name, True) for name in PARTS}
 
 
@@ -353,9 +377,10 @@ def _cuda_compat(value: object) -> str:
 
 
 def _runtimes(value: object) -> tuple[str, ...]:
-    if not isinstance(value, list) or not value or not all(map(_is_program, value)):
-        raise ValueError("a list of names, such as runc, or absolute paths without `..`")
-    return tuple(dict.fromkeys(value))
+    expected = "a list of names, such as runc, or absolute paths without `..`"
+    if not value:
+        raise ValueError(expected)
+    return tuple(dict.fromkeys(_items(value, _is_program, expected)))
 
 
 def _is_program(value: object) -> bool:
@@ -375,11 +400,10 @@ def _runtime_hook(value: object) -> str:
 def _annotation_prefixes(value: object) -> tuple[str, ...]:
     # Because of this ending a container without such annotations is known to ask for nothing before any settings are
     # read.
-    if not isinstance(value, list) or not all(
-        isinstance(item, str) and item.endswith(CDI_ANNOTATIONS) for item in value
-    ):
-        raise ValueError(f"a list of prefixes that end in {CDI_ANNOTATIONS}")
-    return tuple(dict.fromkeys(value))
+    def fits(item: object) -> bool:
+        return isinstance(item, str) and item.endswith(CDI_ANNOTATIONS)
+
+    return tuple(dict.fromkeys(_items(value, fits, f"a list of prefixes that end in {CDI_ANNOTATIONS}")))
 
 
 def _cdi_kind(value: object) -> str:

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import sys
-from typing import Any, NoReturn
+from collections.abc import Iterator
+from typing import Any, NoReturn, TextIO
 
 import click
 
 from nvct.errors import ConfigError, DriverError, NvctError, StaleInventory
 
 USAGE = 2
+# As a shell says it of a program that SIGINT has ended, and SIGPIPE: `nvct list | head -1`.
+INTERRUPTED = 130
+READER_GONE = 141
 STANDARD_OUTPUT = "standard output"
 
 # Raised for a group without a command, with its help; click before 8.2 prints that itself.
@@ -96,8 +101,30 @@ def _output_waits() -> bool:
     return False
 
 
+class _ReaderGoneError(Exception):
+    """In place of BrokenPipeError, for which click's own `main` ends with 1, the status of a refused request."""
+
+
+@contextlib.contextmanager
+def _watching_the_reader() -> Iterator[None]:
+    try:
+        yield
+    except BrokenPipeError:
+        raise _ReaderGoneError from None
+
+
 class ReportingGroup(click.Group):
     """The group that gives errors which nvct explains a line and an exit code; others are bugs and keep a traceback."""
+
+    def make_context(self, *arguments: Any, **named: Any) -> click.Context:
+        """As click's, which prints help and version in here."""
+        with _watching_the_reader():
+            return super().make_context(*arguments, **named)
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """As click's."""
+        with _watching_the_reader():
+            return super().invoke(ctx)
 
     def main(self, *arguments: Any, **named: Any) -> NoReturn:
         """Run a command line and exit, as click's own `main`, which would tell errors in a form of its own."""
@@ -107,15 +134,18 @@ class ReportingGroup(click.Group):
             error.show()
             status = USAGE
         except click.Abort:
-            status = 130  # as a shell says it of a program that SIGINT has ended
-        except BrokenPipeError:  # the reader of our output has gone (`nvct list | head -1`): nobody is left to tell
-            status = 1
-            _drop_output()
+            status = INTERRUPTED
+        except _ReaderGoneError:  # nobody is left to tell
+            status = READER_GONE
+            _drop(sys.stdout)
         except (click.UsageError, NvctError, OSError, UnicodeEncodeError) as error:
-            click.echo(f"nvct: {one_line(error)}", err=True)
+            try:
+                click.echo(f"nvct: {one_line(error)}", err=True)
+            except OSError:  # nobody reads that either: the status tells it
+                _drop(sys.stderr)
             status = exit_code(error)
             if _output_waits():
-                _drop_output()
+                _drop(sys.stdout)
         sys.exit(status if isinstance(status, int) else 0)
 
 
@@ -134,10 +164,10 @@ def open_missing_output() -> None:
     sys.stdout = open(1, "w", encoding="utf-8")  # noqa: SIM115  # for as long as the process lives
 
 
-def _drop_output() -> None:
+def _drop(stream: TextIO) -> None:
     """What cannot be written must not be tried again when the interpreter ends, which would complain once more."""
     try:
-        output = sys.stdout.fileno()
+        output = stream.fileno()
     except OSError:  # a stream in memory
         return
     descriptor = os.open(os.devnull, os.O_WRONLY)

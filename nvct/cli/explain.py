@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -10,13 +11,17 @@ import click
 from nvct.cli.output import count, heading, json_option, line, print_json
 from nvct.cli.plan import request_of, request_options
 from nvct.cli.source import Source
-from nvct.explain import CARRIERS, PROC, Asked, Explanation, groups, summary, to_json
+from nvct.errors import RequestError
+from nvct.explain import CARRIERS, PROC, UNKNOWN, Asked, Explanation, as_carried, groups, summary, to_json
 from nvct.explain import explain as make_explanation
 from nvct.inject import running
+from nvct.inject.look import look_as_its_root
 from nvct.inject.rootfs import ConfinedRoot
 from nvct.inject.running import Comparison
-from nvct.model import Edits, Inventory
-from nvct.settings import Settings
+from nvct.model import Edits, Inventory, Request
+from nvct.node.current import Current
+from nvct.oci.started import Started, started
+from nvct.record import replace
 
 
 @click.command()
@@ -26,13 +31,13 @@ from nvct.settings import Settings
     "pid",
     metavar="PID",
     type=click.IntRange(min=1),
-    help="Explain the running container that this process belongs to, and compare it with the plan.",
+    help="Explain the running container that this process belongs to, and compare it with the plan. --env or --bundle "
+    "state what it was asked for, where that cannot be seen in it.",
 )
 @click.option(
     "--carrier",
     type=click.Choice(tuple(CARRIERS)),
-    default="hook",
-    show_default=True,
+    show_default="hook; of a running container the one that is seen",
     help="Who is to carry the plan out: what it cannot do is told.",
 )
 @click.option("--files", is_flag=True, help="List every file, link and name of the loader cache.")
@@ -44,7 +49,7 @@ def explain(
     bundle: str | None,
     layout: str | None,
     pid: int | None,
-    carrier: str,
+    carrier: str | None,
     files: bool,
     as_json: bool,
 ) -> None:
@@ -57,34 +62,62 @@ def explain(
       nvct explain --env NVIDIA_VISIBLE_DEVICES=0:1
       nvct explain --bundle /run/containerd/io.containerd.runtime.v2.task/default/ID --files
       nvct explain --container "$(docker inspect --format '{{.State.Pid}}' NAME)"
+      nvct explain --container PID --env NVIDIA_VISIBLE_DEVICES=0:1     a container whose CDI devices the engine chose
     """
-    if pid and (env or bundle or layout):
-        raise click.UsageError("--container states the whole request: leave out --env, --bundle and --layout")
+    if pid and layout:
+        raise click.UsageError("--container has a root file system of its own: leave out --layout")
+    stated = request_of(env, bundle, layout) if env or bundle or not pid else None
     current = source.current()
     comparison = None
     if pid:
-        explanation, comparison = _running(pid, current.inventory, current.settings, carrier)
-    else:
-        request = request_of(env, bundle, layout)
-        explanation = make_explanation(current.inventory, request, current.settings, carrier)
+        explanation, comparison = _looked_at(pid, current, stated, carrier)
+    elif stated:
+        explanation = make_explanation(current.inventory, stated, current.settings, carrier or "hook")
     if as_json:
         print_json(to_json(explanation) | ({"comparison": _comparison_json(comparison)} if comparison else {}))
     else:
         _print(explanation, current.inventory, files)
         if comparison:
-            _print_comparison(comparison)
+            _print_comparison(comparison, explanation.asks_for != UNKNOWN)
     if explanation.refusal:
         raise explanation.refusal
 
 
-def _running(pid: int, inventory: Inventory, settings: Settings, carrier: str) -> tuple[Explanation, Comparison]:
+def _looked_at(
+    pid: int, current: Current, stated: Request | None, carrier: str | None
+) -> tuple[Explanation, Comparison]:
+    try:
+        return _running(pid, current, stated, carrier)
+    except (FileNotFoundError, ProcessLookupError):
+        raise RequestError(
+            f"--container {pid}: there is no such process, or it has ended; expected the PID of a container's process, "
+            "as `docker inspect --format '{{.State.Pid}}' NAME` prints it"
+        ) from None
+    except PermissionError as error:
+        raise PermissionError(error.errno, f"{error.strerror}; look at containers as root", error.filename) from None
+
+
+def _running(pid: int, current: Current, stated: Request | None, carrier: str | None) -> tuple[Explanation, Comparison]:
     variables = running.variables_of(pid)
+    if os.stat(f"/proc/{pid}/ns/mnt").st_ino == os.stat("/proc/self/ns/mnt").st_ino:
+        raise RequestError(f"--container {pid}: that process is in no container, it sees the files that nvct sees")
     root = ConfinedRoot.of_process(pid, "/")
     try:
-        explanation = make_explanation(inventory, running.request_of(pid, root, variables), settings, carrier)
-        return explanation, running.compare(explanation.edits, inventory, pid, root, variables)
+        found = started(pid, root, variables)
+        if stated:
+            look = look_as_its_root(root, pid)
+            privileged = stated.privileged or running.is_privileged(pid)
+            found = Started(replace(stated, container=look, privileged=privileged), found.carrier)
+        carrier = carrier or found.carrier
+        explanation = make_explanation(current.inventory, found.request, current.settings, carrier)
+        edits = as_carried(explanation, current.inventory, found.request)
+        by_hook = carrier == "hook"
+        comparison = running.compare(edits, current.inventory, pid, root, variables, by_hook)
     finally:
         root.close()
+    if not found.known and comparison.unplanned:
+        explanation = replace(explanation, asks_for=UNKNOWN)
+    return explanation, comparison
 
 
 def _comparison_json(comparison: Comparison) -> dict[str, Any]:
@@ -112,7 +145,13 @@ def _print(explanation: Explanation, inventory: Inventory, files: bool) -> None:
 
 
 def _print_asked(explanation: Explanation) -> None:
-    if explanation.asks_for == "nothing":
+    if explanation.asks_for == UNKNOWN:
+        line(
+            "What was asked for cannot be seen in this container: its NVIDIA_VISIBLE_DEVICES is `void`, as CDI specs "
+            "and runtimes leave it."
+        )
+        line("To compare, state it: --env NVIDIA_VISIBLE_DEVICES=..., or the container's --bundle.")
+    elif explanation.asks_for == "nothing":
         set_aside = "Nothing of the request counts here" if explanation.edits.warnings else "No GPU is asked for"
         line(f"{set_aside}, so nothing changes in the container.")
     else:
@@ -169,12 +208,13 @@ def _print_each(group: Edits) -> None:
         line(f"    loader cache: {cached.name} is {cached.path}")
 
 
-def _print_comparison(comparison: Comparison) -> None:
+def _print_comparison(comparison: Comparison, planned: bool) -> None:
     heading("\nIn the container")
-    line(f"  planned and present: {len(comparison.present)}")
-    absent = [f"{what} ({kind}): {fault}" for kind, what, fault in comparison.absent]
-    _list("planned and absent", absent, "red")
-    _list("present and not planned", comparison.unplanned, "yellow")
+    if planned:
+        line(f"  planned and present: {len(comparison.present)}")
+        absent = [f"{what} ({kind}): {fault}" for kind, what, fault in comparison.absent]
+        _list("planned and absent", absent, "red")
+    _list("present and not planned" if planned else "there of the driver", comparison.unplanned, "yellow")
     _list("not to be seen from here", comparison.unknown, "yellow")
 
 

@@ -17,6 +17,7 @@ from nvct.errors import ConfigError, RequestError
 from nvct.inject.look import look
 from nvct.inject.rootfs import ConfinedRoot
 from nvct.model import Ask, ContainerRoot, Edits, MountEdit, ProcEdit, Request
+from nvct.oci.bundle import Bundle
 from nvct.plan import plan as make_plan
 from nvct.plan.accept import accept
 from nvct.record import as_dict, replace
@@ -71,7 +72,8 @@ def request_options(command: _Command) -> _Command:
             "--bundle",
             metavar="DIR",
             type=click.Path(exists=True, file_okay=False),
-            help="Read the request from the config.json of this OCI bundle; --env is added to it.",
+            help="Read the request from the config.json of this OCI bundle, as it was before nvct's runtime changed "
+            "it; --env is added to it.",
         ),
         click.option(
             "--layout",
@@ -123,10 +125,14 @@ def _bundle_request(bundle: Path, env: Sequence[str]) -> Request:
     spec = read_json(path, "the config.json of an OCI bundle")
     try:
         request_from_spec(spec, ContainerRoot())  # says what is wrong with it, before it is taken apart
+        before = Bundle.of(str(bundle), path.name)
     except RequestError as error:
         raise ConfigError(f"{path}: {error}") from None
+    # Only nvct's runtime looks at annotations, and a spec with its changes in it shows that it is the one.
+    spec, by_runtime = before.spec, bool(before.changes)
     process = {**spec["process"], "env": [*(spec["process"].get("env") or ()), *env]}
-    return request_from_spec({**spec, "process": process}, _container(bundle / _root_path(spec["root"], path)))
+    root = _container(bundle / _root_path(spec["root"], path))
+    return request_from_spec({**spec, "process": process}, root, with_annotations=by_runtime)
 
 
 def _root_path(root: object, path: Path) -> str:

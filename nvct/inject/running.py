@@ -9,7 +9,7 @@ import os
 from stat import S_ISCHR
 
 from nvct import ldcache
-from nvct.errors import NvctError
+from nvct.errors import InjectionError, NvctError
 from nvct.explain import PROC, changes_of
 from nvct.inject import bpf, device_program
 from nvct.inject.cgroup import DeviceCgroup, allows
@@ -65,10 +65,10 @@ def variables_of(pid: int) -> dict[str, str]:
 
 def request_of(pid: int, root: ConfinedRoot, variables: dict[str, str]) -> Request:
     """What the container of process `pid` asked for, as far as it can be seen in it now. Raises OSError as above."""
-    return request_from_env(variables, look_as_its_root(root, pid), _is_privileged(pid), _listed_mounts(pid))
+    return request_from_env(variables, look_as_its_root(root, pid), is_privileged(pid), _listed_mounts(pid))
 
 
-def _is_privileged(pid: int) -> bool:
+def is_privileged(pid: int) -> bool:
     """Whether CAP_SYS_ADMIN is in the bounding set of the process; proc_pid_status(5)."""
     with open(f"/proc/{pid}/status", encoding="utf-8", errors="replace") as stream:
         for line in stream:
@@ -95,13 +95,21 @@ def _mounts(pid: int) -> list[tuple[str, str]]:
     return [(each[4], each[3]) for each in fields]
 
 
-def compare(edits: Edits, inventory: Inventory, pid: int, root: ConfinedRoot, variables: dict[str, str]) -> Comparison:
+def compare(
+    edits: Edits,
+    inventory: Inventory,
+    pid: int,
+    root: ConfinedRoot,
+    variables: dict[str, str],
+    rules_by_hook: bool = True,
+) -> Comparison:
     """Compare the plan with the container of process `pid`, whose root folder is `root`.
 
-    `variables` are those of its environment that a plan may set. Leftovers of other driver versions are not looked for.
+    `variables` are those of its environment that a plan may set. `rules_by_hook`: whether device rules were added by
+    nvct's hook, or stood in a spec, as an engine's own. Leftovers of other driver versions are not looked for.
     Raises OSError when the process is gone or may not be looked at.
     """
-    look = _Look(pid, root, variables, inventory.architecture)
+    look = _Look(pid, root, variables, inventory.architecture, rules_by_hook)
     present, absent = [], []
     for change in changes_of(edits):
         if change.kind == "stale":
@@ -117,11 +125,13 @@ def compare(edits: Edits, inventory: Inventory, pid: int, root: ConfinedRoot, va
 class _Look:
     """One look into a container. A check returns what is wrong with a change there, "" when it is as planned."""
 
-    def __init__(self, pid: int, root: ConfinedRoot, variables: dict[str, str], architecture: str) -> None:
+    def __init__(
+        self, pid: int, root: ConfinedRoot, variables: dict[str, str], architecture: str, rules_by_hook: bool
+    ) -> None:
         self.unknown: list[str] = []
         self._root = root
         self._variables = variables
-        self._allowed = self._device_rules(pid)
+        self._allowed = self._device_rules(pid, rules_by_hook)
         self._cache = self._cache_names(architecture)
         self._points = [point for point, _ in _mounts(pid)]
 
@@ -238,9 +248,9 @@ class _Look:
             self.unknown.append(f"{_LOADER_CACHE} of the container: {error}")
             return []
 
-    def _device_rules(self, pid: int) -> Callable[[int, int], bool]:
+    def _device_rules(self, pid: int, by_hook: bool) -> Callable[[int, int], bool]:
         try:
-            return _leave(DeviceCgroup.of(pid))
+            return _leave(DeviceCgroup.of(pid), by_hook)
         except (NvctError, OSError) as error:
             self.unknown.append(f"device rules: {error}")
             return lambda major, minor: True
@@ -258,10 +268,11 @@ CHECKS: dict[str, Callable[[_Look, Change], str]] = {
 }
 
 
-def _leave(group: DeviceCgroup) -> Callable[[int, int], bool]:
-    """Whether the cgroup lets a device be read and written, as far as it can be seen.
+def _leave(group: DeviceCgroup, by_hook: bool) -> Callable[[int, int], bool]:
+    """Whether the cgroup lets a device be read and written.
 
-    Of version 2 only nvct's own leave can be seen in the programs; without a program everything is allowed.
+    Of version 2 only the leave that nvct's hook adds can be seen in the programs; without a program everything is
+    allowed. Raises InjectionError for rules that cannot be seen.
     """
     group.close()
     rules_file = f"{group.path}/devices.list"
@@ -270,6 +281,8 @@ def _leave(group: DeviceCgroup) -> Callable[[int, int], bool]:
             rules = [line.replace(":", " ").split() for line in stream]
         return lambda major, minor: allows(rules, major, minor)
     given = _given_by_programs(group.path)
+    if given and not by_hook:
+        raise InjectionError("those of a spec are in the engine's own device programs (cgroup v2), which are not read")
     return lambda major, minor: all((major, minor) in numbers for numbers in given)
 
 

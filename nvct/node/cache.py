@@ -210,7 +210,7 @@ def store(config_path: str, chosen: Settings, inventory: Inventory, taken: dict[
         "inventory": inventory_to_json(inventory),
     }
     content = json.dumps(kept).encode()
-    folder = _open_folder(run_dir or own_run_dir(), make=True)
+    folder = open_folder(run_dir or own_run_dir(), make=True)
     try:
         _replace(folder, _cache_name(config_path), content)
     finally:
@@ -274,7 +274,7 @@ class Lock:
 
 
 def _open_lock(run_dir: str, name: str) -> int:
-    folder = _open_folder(run_dir, make=True)
+    folder = open_folder(run_dir, make=True)
     try:
         flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
         return os.open(name, flags, 0o600, dir_fd=folder)  # 0600: whoever can open it can hold it
@@ -299,7 +299,7 @@ def _wait_for_lock(handle: int, limit_s: float) -> None:
 def _read_trusted(run_dir: str, name: str) -> str | None:
     """The text of a file that only root or the caller can have written; None for every other."""
     try:
-        folder = _open_folder(run_dir, make=False)
+        folder = open_folder(run_dir, make=False)
     except (OSError, ConfigError):
         return None
     try:
@@ -319,8 +319,11 @@ def _read_trusted(run_dir: str, name: str) -> str | None:
         os.close(handle)
 
 
-def _open_folder(run_dir: str, make: bool) -> int:
-    """The folder, opened, so that what is checked is what is used."""
+def open_folder(run_dir: str, make: bool) -> int:
+    """The folder, opened, so that what is checked is what is used; `make` it where there is none.
+
+    Raises OSError, and ConfigError when others can write there.
+    """
     if make:
         _make_folder(run_dir)
     handle = os.open(run_dir, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)

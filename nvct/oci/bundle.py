@@ -20,28 +20,36 @@ _CHANGES = "nvct-changes.json"
 
 
 class Bundle:
-    """`spec` is config.json as it was before an earlier `create`."""
+    """`spec` is config.json as it was before an earlier `create`, `changes` are those that it has of that one; none in
+    a config.json that was written anew since.
+    """
 
-    def __init__(self, folder: str, path: str, spec: dict[str, Any], had_changes: bool) -> None:
+    def __init__(self, folder: str, path: str, spec: dict[str, Any]) -> None:
         self.folder = folder
         self.path = path
         self.spec = spec
-        self._had_changes = had_changes
+        self.changes: list[dict[str, Any]] = []
+        self._had_changes = False
 
     @classmethod
     def of(cls, folder: str, name: str) -> Bundle:
         """The bundle in a folder, whose spec has a name. Raises RequestError."""
         folder = os.path.abspath(folder)
         path = os.path.join(folder, name)
-        spec = read_spec(path)
+        bundle = cls(folder, path, read_spec(path))
         kept = f"{folder}/{_CHANGES}"
-        if not os.path.lexists(kept):
-            return cls(folder, path, spec, False)
+        if os.path.lexists(kept):
+            bundle._take_back(_read_changes(kept))
+        return bundle
+
+    def _take_back(self, changes: list[dict[str, Any]]) -> None:
         from nvct.oci.spec import has, without
 
-        changes = _read_changes(kept)
+        self._had_changes = True
         # Engines write config.json anew for each start: then nothing of ours is in it.
-        return cls(folder, path, without(spec, changes) if has(spec, changes) else spec, True)
+        if has(self.spec, changes):
+            self.spec = without(self.spec, changes)
+            self.changes = changes
 
     def write(self, spec: dict[str, Any]) -> None:
         """Put a spec in the place of config.json, and beside it what makes it of the one before."""

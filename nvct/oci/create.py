@@ -19,6 +19,7 @@ from nvct.node.charlinks import link_by_number
 from nvct.oci import lowlevel
 from nvct.oci.inventory import ask_program, checked_plan, settings_alone, with_inventory
 from nvct.oci.spec import Change, Node, with_change, without_gpu_hooks
+from nvct.oci.started import remember
 from nvct.oci.state import root_path
 from nvct.plan.names import names_foreign, share_out
 from nvct.plan.requirements import check_driver
@@ -49,22 +50,27 @@ def edit_bundle(bundle: Bundle, request: Request, config: str, low_level: str) -
         lowlevel.check(low_level, config, settings)
         shares = share_out(request, settings)
         if not shares.request:
-            bundle.write(_with_cdi(without_gpu_hooks(bundle.spec), shares, settings))
+            _write(bundle, _with_cdi(without_gpu_hooks(bundle.spec), shares, settings))
             return shares.warnings
 
     def edit(settings: Settings, inventory: Inventory) -> tuple[str, ...]:
         lowlevel.check(low_level, config, settings)
         if settings.runtime_mode == HOOK:
-            bundle.write(with_change(without_gpu_hooks(bundle.spec), Change(hook=_whole_hook(config))))
+            _write(bundle, with_change(without_gpu_hooks(bundle.spec), Change(hook=_whole_hook(config))))
             return ()
         spec, warnings = _edited(bundle, request, settings, inventory)
         if spec is bundle.spec:
             bundle.forget_changes()
         else:
-            bundle.write(spec)
+            _write(bundle, spec)
         return warnings
 
     return with_inventory(config, edit)
+
+
+def _write(bundle: Bundle, spec: Spec) -> None:
+    bundle.write(spec)
+    remember(bundle)
 
 
 def _whole_hook(config: str) -> tuple[str, ...]:

@@ -1,7 +1,7 @@
 """The low-level runtime that nvct's calls: found by the front without Python, and by the settings here.
 
-One container must have one low-level runtime for all commands, so the front (hooks/nvct-runtime) decides, by the file
-that `nvct refresh` writes beside the settings, else by search; here it is seen whether the settings say the same.
+One container must have one low-level runtime for all commands, so the front (hooks/nvct-runtime) decides, by the link
+that `nvct refresh` makes beside the settings, else by search; here it is seen whether the settings say the same.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 
 from nvct.errors import ConfigError
+from nvct.trust import is_sticky, trusted_owners, why_unsafe
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -21,9 +22,12 @@ FOLDERS = ("/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin"
 _FRONT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))) + "/hooks/nvct-runtime"
 
 
+_CHOICE = "low-level-runtime"
+
+
 def choice_path(config: str) -> str:
-    """The file in which the front reads its low-level runtime, one line; `config` is the settings file's path."""
-    return f"{os.path.dirname(config)}/low-level-runtime"
+    """The link by which the front finds its low-level runtime; `config` is the settings file's absolute path."""
+    return f"{os.path.dirname(config)}/{_CHOICE}"
 
 
 def find(runtimes: tuple[str, ...]) -> str:
@@ -36,21 +40,35 @@ def find(runtimes: tuple[str, ...]) -> str:
 
 
 def check(used: str, config: str, settings: Settings) -> None:
-    """Raise ConfigError when the front uses another low-level runtime than the settings name."""
+    """Raise ConfigError when the front uses another low-level runtime than the settings name, or a stranger's link."""
+    if os.path.islink(used) and os.path.basename(used) == _CHOICE:
+        reason = _why_unsafe_link(used)
+        if reason:
+            raise ConfigError(reason)
+        used = os.readlink(used)
     wanted = find(settings.runtimes)
     if wanted != used:
         named = ", ".join(settings.runtimes)
         found = f"of which {wanted} is the first that there is" if wanted else "none of which is on this machine"
         raise ConfigError(
             f"the settings (runtimes) name {named}, {found}, but nvct-runtime calls {used} for every command: "
-            f"run `nvct refresh`, which writes {choice_path(config)}, when no container is running"
+            f"run `nvct refresh`, which makes {choice_path(config)}, when no container is running"
         )
+
+
+def _why_unsafe_link(path: str) -> str:
+    """Why a stranger can have made the link, and what to do about it; "" when none can."""
+    owner = os.lstat(path).st_uid
+    if owner not in trusted_owners():
+        return f"{path} belongs to uid {owner}, expected root or uid {os.geteuid()}; remove it, and run `nvct refresh`"
+    folder = os.path.dirname(path) or "."
+    return why_unsafe(folder, os.stat(folder))
 
 
 def write_choice(config: str, settings: Settings) -> None:
     """Tell the front which low-level runtime the settings name; nothing where it finds that by itself.
 
-    Raises ConfigError when there is none, or the file cannot be written.
+    Raises ConfigError when there is none, when a link does not stand for it, and when none can be made.
     """
     path = choice_path(config)
     try:
@@ -58,6 +76,11 @@ def write_choice(config: str, settings: Settings) -> None:
             if os.path.lexists(path):
                 os.unlink(path)
             return
+        if is_sticky(os.stat(os.path.dirname(path))):
+            raise ConfigError(
+                f"the settings (runtimes) need the link {path}, which others could make in that folder, too: move the "
+                "settings file into a folder of its own"
+            )
         _put(path, _found(settings.runtimes))
     except OSError as error:
         raise ConfigError(f"{path}: {error.strerror}; it tells nvct-runtime which runtime the settings name") from None
@@ -67,17 +90,21 @@ def _found(runtimes: tuple[str, ...]) -> str:
     path = find(runtimes)
     if not path:
         raise ConfigError(f"the settings (runtimes) name {', '.join(runtimes)}, none of which is on this machine")
+    real = os.path.realpath(path)
+    # krun is a link to crun, which goes by the name that it is called by, and would be called by that of our link.
+    if os.path.basename(real) != os.path.basename(path):
+        raise ConfigError(
+            f"the settings (runtimes) name {path}, which is {real} by another name, and nvct-runtime cannot call it by "
+            f"that: name {real}, or a script that calls {path}"
+        )
     return path
 
 
-def _put(path: str, text: str) -> None:
-    beside = f"{path}.{os.getpid()}"
-    descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+def _put(link: str, path: str) -> None:
+    beside = f"{link}.{os.getpid()}"
+    os.symlink(path, beside)
     try:
-        os.write(descriptor, f"{text}\n".encode())
-        os.rename(beside, path)
+        os.rename(beside, link)
     except OSError:
         os.unlink(beside)
         raise
-    finally:
-        os.close(descriptor)

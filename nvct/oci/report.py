@@ -83,6 +83,9 @@ class Log:
 
     def warn(self, text: str) -> None:
         say(2, f"nvct: warning: {text}\n")
+        self._warn_system(text)
+
+    def _warn_system(self, text: str) -> None:
         self._send(_WARNING, f"warning: {text}")
 
     def _send(self, priority: int, text: str) -> None:

@@ -127,7 +127,7 @@ def _environment() -> dict[bytes, bytes]:
 class _RuntimeLog(Log):
     """Tells also the file that the engine has named with --log, in which it looks for the reason of a failure.
 
-    Without such a file warnings go to standard error, which is the container's own: with it, only there.
+    With such a file warnings do not go to standard error, which becomes the container's own.
     """
 
     def __init__(self, path: str, form: str) -> None:
@@ -140,7 +140,9 @@ class _RuntimeLog(Log):
         return super().failed(text)
 
     def warn(self, text: str) -> None:
-        if not self._write("warning", f"nvct: {text}"):
+        if self._write("warning", f"nvct: {text}"):
+            self._warn_system(text)
+        else:
             super().warn(text)
 
     def _write(self, level: str, text: str) -> bool:

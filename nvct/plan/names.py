@@ -46,6 +46,14 @@ def share_out(request: Request, settings: Settings) -> Shares:
     return Shares(foreign, _without(request, set(foreign)) if foreign else request)
 
 
+def other_makers(request: Request, settings: Settings) -> Shares:
+    """What of a runtime's request is for the CDI specs of other makers, and what is about this driver, be it looked up
+    or planned. Raises RequestError as `accept`.
+    """
+    mode = AUTO if settings.runtime_mode == CDI else settings.runtime_mode
+    return share_out(request, replace(settings, runtime_mode=mode))
+
+
 def is_foreign(token: str) -> bool:
     """Whether it is the qualified name of another maker's device."""
     kind, equals, _ = token.partition("=")

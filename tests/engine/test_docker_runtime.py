@@ -11,7 +11,7 @@ import pytest
 from nvct.sim.bundle import HOOK_ENV
 from tests.support.docker import PROGRAMS, Dockerd, assert_exactly, device_nodes, why_no_dockerd
 from tests.support.nodes import SimNode
-from tests.support.runc import kernel_hook, nvct_runtime
+from tests.support.runc import explained, kernel_hook, nvct_runtime
 
 pytestmark = [
     pytest.mark.engine,
@@ -99,6 +99,23 @@ def test_a_daemon_that_starts_again_takes_nothing_away(dockerd: Dockerd, dgx: Si
         assert_exactly(container, dgx, ("0:1", "4"))
         dockerd.docker("update", "--cpu-quota", "40000", container.name)
         assert_exactly(container, dgx, ("0:1", "4"))
+
+
+def test_explain_knows_what_a_running_container_asked_for(dockerd: Dockerd, dgx: SimNode) -> None:
+    """Of its first process, of one started later, and of each of several containers of an image."""
+    image = dockerd.image("debian")
+    with dockerd.container(image, *asking("0:1,4")) as one, dockerd.container(image, *asking("2")) as other:
+        dockerd.docker("exec", "--detach", one.name, "/usr/bin/sleep", "601")
+        later = dockerd.docker("top", one.name, "-C", "sleep", "-o", "pid,args").splitlines()
+        (second,) = [line.split()[0] for line in later if line.endswith("601")]
+        told = [explained(dgx.config, int(pid)) for pid in (one.process.name, other.process.name, second)]
+        dockerd.docker("restart", "--time", "0", one.name)
+        told.append(explained(dgx.config, int(one.process.name)))
+    assert [",".join(asked["token"] for asked in each["asked"]) for each in told] == ["0:1,4", "2", "0:1,4", "0:1,4"]
+    assert {each["carrier"] for each in told} == {"runtime"}
+    assert all(each["comparison"]["unplanned"] == [] for each in told)
+    absent = [[row["what"] for row in each["comparison"]["absent"]] for each in told]
+    assert absent == [[], [], [DEVICES], []]  # docker gives a later process the variable as it knows it
 
 
 def test_the_user_reads_why_a_request_is_refused(dockerd: Dockerd) -> None:

@@ -15,7 +15,7 @@ from nvct.node.cache import cache_path
 from nvct.sim import node as sim
 from nvct.sim.profiles import spec_from_profile
 from tests.support.namespaces import CgroupV2
-from tests.support.runc import RuncContainer, runc_container
+from tests.support.runc import BY_RUNTIME, RuncContainer, runc_container
 
 TREE = Path(__file__).resolve().parent.parent.parent
 NVCT = (str(TREE / ".venv/bin/python"), str(TREE / "nvct/__main__.py"))
@@ -108,8 +108,83 @@ def test_a_container_without_a_request_that_has_a_gpu_is_seen(node: Path, tmp_pa
     assert told["comparison"]["unplanned"] == ["/dev/nvidia3"]
 
 
+def by_runtime(folder: Path, node: Path, value: str, settings: Path | None = None) -> Any:
+    return runc_container(folder, node, {"NVIDIA_VISIBLE_DEVICES": value}, carrier=BY_RUNTIME, settings=settings)
+
+
+def test_what_the_runtime_was_asked_for_is_known(node: Path, tmp_path: Path) -> None:
+    with by_runtime(tmp_path, node, "0:1") as container:
+        told = compared(node, container)
+        prose = explain(node, container)
+    comparison = told["comparison"]
+    assert (comparison["absent"], comparison["unplanned"], comparison["unknown"]) == ([], [], [])
+    assert len(comparison["present"]) > 20
+    assert (told["asked"][0]["token"], told["carrier"]) == ("0:1", "runtime")
+    assert "  planned and absent: nothing" in prose.splitlines()
+    assert "What the runtime cannot do" in prose.splitlines()
+
+
+def test_containers_without_a_hook_are_compared_with_what_stands_in_for_it(node: Path, tmp_path: Path) -> None:
+    settings = tmp_path / "config.yaml"
+    settings.write_text(f"{(node / 'config.yaml').read_text()}runtime_hook: needed\nmask_proc: false\n")
+    try:
+        with by_runtime(tmp_path, node, "2", settings) as container:
+            command = [*NVCT, "--config", str(settings), "explain", "--container", str(container.pid), "--json"]
+            told = json.loads(subprocess.run(command, check=True, capture_output=True).stdout)
+    finally:
+        Path(cache_path(str(settings))).unlink(missing_ok=True)
+    comparison = told["comparison"]
+    assert told["carrier"] == "hook-free-runtime"
+    assert (comparison["absent"], comparison["unplanned"], comparison["unknown"]) == ([], [], [])
+
+
+def test_a_bundle_that_the_runtime_has_changed_says_what_it_asked_for(node: Path, tmp_path: Path) -> None:
+    first = [*NVCT, "--config", f"{node}/config.yaml"]
+    with by_runtime(tmp_path, node, "0:1") as container:
+        for command in ("plan", "explain"):
+            done = subprocess.run(
+                [*first, command, "--bundle", str(container.bundle)], check=True, capture_output=True, text=True
+            )
+            assert "0:1" in done.stdout.splitlines()[0 if command == "plan" else 1]
+
+
+def test_rules_of_a_spec_are_not_called_missing_in_cgroup_v2(node: Path, tmp_path: Path) -> None:
+    env = {"NVIDIA_VISIBLE_DEVICES": "2"}
+    with (
+        CgroupV2() as group,
+        runc_container(tmp_path, node, env, prefix=group.prefix, carrier=BY_RUNTIME) as container,
+    ):
+        told = compared(node, container, tuple(group.prefix))["comparison"]
+    assert told["absent"] == []
+    (unknown,) = told["unknown"]
+    assert "engine's own device programs" in unknown
+
+
+def test_of_a_container_that_a_spec_has_given_devices_the_request_is_not_known(node: Path, tmp_path: Path) -> None:
+    """The bundle with which the runtime could tell it is gone, as it never was for an engine that reads CDI specs."""
+    with by_runtime(tmp_path, node, "2") as container:
+        (container.bundle / "nvct-changes.json").unlink()
+        told = compared(node, container)
+        lines = explain(node, container).splitlines()
+        stated = json.loads(explain(node, container, "--env", "NVIDIA_VISIBLE_DEVICES=2", "--json"))
+    assert told["asks_for"] == "unknown"
+    assert "/dev/nvidiactl" in told["comparison"]["unplanned"]
+    assert lines[0].startswith("What was asked for cannot be seen in this container")
+    assert f"  there of the driver: {len(told['comparison']['unplanned'])}" in lines
+    assert not any("No GPU is asked for" in line or "planned" in line for line in lines)
+    assert (stated["asks_for"], stated["carrier"]) == ("devices", "cdi-spec")
+    assert (stated["comparison"]["absent"], stated["comparison"]["unplanned"]) == ([], [])
+
+
+def test_a_container_that_wants_nothing_and_has_nothing_is_told_so(node: Path, tmp_path: Path) -> None:
+    with by_runtime(tmp_path, node, "void") as container:
+        assert compared(node, container)["asks_for"] == "nothing"
+
+
 def test_a_process_that_is_gone_is_told(node: Path) -> None:
     command = [*NVCT, "--config", f"{node}/config.yaml", "explain", "--container", "4194304"]
     done = subprocess.run(command, capture_output=True, text=True)
-    assert done.returncode == 3
-    assert done.stderr == "nvct: /proc/4194304/environ: No such file or directory\n"
+    assert done.returncode == 1
+    assert done.stderr.startswith(
+        "nvct: --container 4194304: there is no such process, or it has ended; expected the PID"
+    )

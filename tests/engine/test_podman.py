@@ -13,7 +13,9 @@ from tests.support.cdi import KIND, generate, hook_free, hook_free_sources, hook
 from tests.support.expect import seen
 from tests.support.nodes import SimNode
 from tests.support.podman import Podman
-from tests.support.runc import StartFailed, make_root
+from tests.support.runc import StartFailed, explained, make_root
+
+DEVICES = "NVIDIA_VISIBLE_DEVICES"
 
 pytestmark = [
     pytest.mark.engine,
@@ -55,6 +57,19 @@ def test_a_mig_device_by_its_cdi_name(
         for name in value:
             found[part].pop(name, None) if isinstance(value, dict) else found[part].discard(name)
     assert found == expected
+
+
+def test_explain_does_not_claim_to_know_what_podman_was_asked_for(
+    podman: Podman, dgx: SimNode, tmp_path: Path, static_programs: Path
+) -> None:
+    podman.use(generate(dgx, tmp_path / "nvidia.yaml"))
+    stated = ("--env", f"{DEVICES}=0:1", "--env", "NVIDIA_DRIVER_CAPABILITIES=all")
+    with podman.container(root_of("debian", tmp_path, static_programs), f"{KIND}=0:1") as container:
+        unknown, told = explained(dgx.config, container.pid), explained(dgx.config, container.pid, *stated)
+    assert (unknown["asks_for"], unknown["changes"]) == ("unknown", [])
+    assert set(unknown["comparison"]["unplanned"]) >= {"/dev/nvidiactl", "/usr/bin/nvidia-smi"}
+    assert (told["carrier"], told["asked"][0]["token"]) == ("cdi-spec", "0:1")
+    assert (told["comparison"]["absent"], told["comparison"]["unplanned"]) == ([], [])
 
 
 def test_a_device_that_no_spec_has(podman: Podman, dgx: SimNode, tmp_path: Path, static_programs: Path) -> None:

@@ -23,7 +23,7 @@ class Editing:
         folder.mkdir()
         self.settings = folder / "config.yaml"
         self.settings.write_text(f"{node.config.read_text()}{lines}runtimes: [{NOTHING_MORE}]\n")
-        (folder / "low-level-runtime").write_text(f"{NOTHING_MORE}\n")
+        (folder / "low-level-runtime").symlink_to(NOTHING_MORE)
         self._command = nvct_runtime(node.path, self.settings)
 
     def create(self, bundle: Path, **options: Any) -> subprocess.CompletedProcess[str]:

@@ -158,6 +158,14 @@ class RuncContainer:
         raise AssertionError("no device cgroup v1")
 
 
+def explained(config: Path, pid: int, *more: str) -> dict[str, Any]:
+    """What `nvct explain --container` says of a process, under a node's settings."""
+    command = [str(TREE / ".venv/bin/python"), str(TREE / "nvct/__main__.py"), "--config", str(config), "explain"]
+    done = subprocess.run([*command, "--container", str(pid), "--json", *more], check=True, capture_output=True)
+    told: dict[str, Any] = json.loads(done.stdout)
+    return told
+
+
 def is_running(pid: int) -> bool:
     try:
         status = Path(f"/proc/{pid}/stat").read_text()

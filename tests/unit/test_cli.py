@@ -654,15 +654,26 @@ def test_output_that_cannot_be_written_is_an_error(
     assert line.startswith("nvct: standard output") and line.endswith(said)
 
 
-def test_a_reader_that_has_gone_is_no_error_to_tell(tmp_path: Path) -> None:
+@pytest.mark.parametrize("arguments", [("info", "--json"), ("list",), ("--help",), ("list", "--help"), ("--version",)])
+def test_a_reader_that_has_gone_is_no_error_to_tell(tmp_path: Path, arguments: tuple[str, ...]) -> None:
     saved = tmp_path / "node.json"
     saved.write_text(json.dumps(inventory_to_json(INVENTORY)))
-    command = [sys.executable, "-I", str(TREE / "__main__.py"), "--inventory", str(saved), "info", "--json"]
+    command = [sys.executable, "-I", str(TREE / "__main__.py"), "--inventory", str(saved), *arguments]
     reader, writer = os.pipe()
     os.close(reader)
     with os.fdopen(writer) as closed_pipe:
         done = subprocess.run(command, stdout=closed_pipe, stderr=subprocess.PIPE, text=True, timeout=60)
-    assert (done.returncode, done.stderr) == (1, "")
+    assert (done.returncode, done.stderr) == (141, "")
+
+
+def test_errors_that_nobody_reads_keep_their_status() -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    with os.fdopen(writer) as closed_pipe:
+        done = subprocess.run(
+            [sys.executable, "-I", str(TREE / "__main__.py"), "no-such-command"], stderr=closed_pipe, timeout=60
+        )
+    assert done.returncode == 2
 
 
 def test_a_name_that_the_locale_cannot_write_is_told_in_one_line(tmp_path: Path) -> None:

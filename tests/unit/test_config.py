@@ -139,7 +139,7 @@ def test_what_still_means_something_is_translated(
         (f"{RUNTIME}.mode", '"csv"', "Jetson"),
         (f"{RUNTIME}.modes.csv.mount-spec-path", '"/x"', "Jetson"),
         (f"{RUNTIME}.modes.csv.compat-container-root", '"/x"', "Jetson"),
-        (f"{RUNTIME}.modes.cdi.annotation-prefixes", '["example.com/"]', "begin with cdi.k8s.io/"),
+        (f"{RUNTIME}.modes.cdi.annotation-prefixes", '["example.com/"]', "end in cdi.k8s.io/, unlike 'example.com/'"),
         (f"{RUNTIME}.modes.jit-cdi.nvcdi-feature-flags", "[]", "plans for each container"),
         (f"{RUNTIME}.modes.jit-cdi.nvcdi-disable-hooks", "[]", "runtime_hook"),
         (f"{RUNTIME}-hook.path", '"x"', "calls no such program"),
@@ -160,6 +160,27 @@ def test_what_means_nothing_is_told_with_a_reason(tmp_path: Path, key: str, valu
     (drop,) = translation.dropped
     assert (drop.key, drop.unknown) == (key, False)
     assert why in drop.why
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "kept", "strange"),
+    [
+        (
+            f"{RUNTIME}.modes.cdi.annotation-prefixes",
+            '["cdi.k8s.io/", "nvidia.cdi.k8s.io/", "x/"]',
+            {"cdi_annotation_prefixes": ["cdi.k8s.io/", "nvidia.cdi.k8s.io/"]},
+            "'x/'",
+        ),
+        ("swarm-resource", f'"{SWARM[0]},GPUS"', {"swarm_resource": [SWARM[0]]}, "'GPUS'"),
+    ],
+)
+def test_of_a_list_only_what_means_nothing_is_dropped(
+    tmp_path: Path, key: str, value: str, kept: dict[str, Any], strange: str
+) -> None:
+    translation = one_key(tmp_path, key, value)
+    assert translation.values == kept
+    (drop,) = translation.dropped
+    assert drop.why.endswith(f", unlike {strange}")
 
 
 def test_an_unknown_key_is_named_with_what_it_is_like(tmp_path: Path) -> None:
@@ -195,7 +216,7 @@ def test_of_two_words_about_cuda_compat_the_stricter_holds(tmp_path: Path, first
             f"[{RUNTIME}]\nruntimes = 'runc'\n",
             "`nvidia-container-runtime.runtimes` is 'runc', expected a list of texts",
         ),
-        (f"[{RUNTIME}]\nruntimes = ['./runc']\n", "`runtimes` is a list, expected a list of names, such as runc"),
+        (f"[{RUNTIME}]\nruntimes = ['./runc']\n", "`runtimes` has './runc', expected a list of names, such as runc"),
         (f"[{CLI}]\nroot = 'run/driver'\n", "`root` is 'run/driver', expected an absolute path"),
         (f"[{CLI}\n", "is not TOML"),
     ],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -17,6 +18,7 @@ from nvct import model
 from nvct.cli.main import cli
 from nvct.errors import DriverError, NvctError, RequestError
 from nvct.explain import CARRIERS, REMARKS, Explanation, changes_of, explain, groups, summary, to_json
+from nvct.inject import running
 from nvct.inject.running import CHECKS
 from nvct.model import (
     BINARY,
@@ -380,7 +382,52 @@ def test_what_the_settings_set_aside_is_told(run: Run, tmp_path: Path) -> None:
     assert any("unprivileged_env" in line for line in lines[1:])
 
 
-def test_a_running_container_states_its_own_request(run: Run) -> None:
-    result = run("explain", "--container", "1", "--env", "NVIDIA_VISIBLE_DEVICES=1")
+def test_a_running_container_has_a_layout_of_its_own(run: Run) -> None:
+    result = run("explain", "--container", "1", "--layout", "lib64")
     assert result.exit_code == 2
-    assert "--container" in result.stderr
+    assert "leave out --layout" in result.stderr
+
+
+def test_a_process_of_the_host_is_in_no_container(run: Run) -> None:
+    result = run("explain", "--container", str(os.getpid()), "--env", "NVIDIA_VISIBLE_DEVICES=1")
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert result.stderr == (
+        f"nvct: --container {os.getpid()}: that process is in no container, it sees the files that nvct sees\n"
+    )
+
+
+def test_a_process_that_may_not_be_looked_at_is_told(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    def forbidden(pid: int) -> dict[str, str]:
+        raise PermissionError(13, "Permission denied", f"/proc/{pid}/environ")
+
+    monkeypatch.setattr(running, "variables_of", forbidden)
+    result = run("explain", "--container", "1")
+    assert result.exit_code == 3
+    assert result.stderr == "nvct: /proc/1/environ: Permission denied; look at containers as root\n"
+
+
+def test_what_the_runtime_cannot_do() -> None:
+    request = request_from_env({"NVIDIA_VISIBLE_DEVICES": "1"})
+    with_hook = explain(INVENTORY, request, Settings(), "runtime").cannot
+    without = explain(INVENTORY, request, Settings(), "hook-free-runtime").cannot
+    assert with_hook == without[: len(with_hook)]
+    assert "volumes that are mounted later" in with_hook[0]
+    assert any(sentence.startswith("loader cache: ") for sentence in without[len(with_hook) :])
+    in_hook_mode = explain(INVENTORY, request, Settings(runtime_mode="hook"), "runtime").cannot
+    assert in_hook_mode == explain(INVENTORY, request, Settings(), "hook").cannot
+    by_specs = explain(INVENTORY, request, Settings(runtime_mode="cdi"), "runtime").cannot
+    assert "CDI specs of this machine" in by_specs[-1]
+
+
+@pytest.mark.parametrize(
+    ("value", "capabilities"), [("example.com/nic=a,1", ("compute", "utility")), ("a.com/b=c", ())]
+)
+def test_names_of_other_makers_are_for_their_specs_to_say(value: str, capabilities: tuple[str, ...]) -> None:
+    request = request_from_env({"NVIDIA_VISIBLE_DEVICES": value})
+    explanation = explain(INVENTORY, request, Settings(), "runtime")
+    name = value.partition(",")[0]
+    assert (explanation.refusal, explanation.capabilities) == (None, capabilities)
+    assert (explanation.asked[0].token, explanation.asked[0].refused) == (name, "")
+    assert explanation.cannot[-1].startswith(f"what {name} brings stands in the CDI spec")
+    assert bool(explanation.edits.devices) == bool(capabilities)
+    assert explain(INVENTORY, request, Settings(), "hook").refusal is not None

@@ -47,8 +47,49 @@ def test_the_front_is_told_and_agrees(tmp_path: Path, program: str) -> None:
     with pytest.raises(ConfigError, match=f"name /nowhere, {program}, .* calls /usr/bin/runc .*: run `nvct refresh`"):
         lowlevel.check("/usr/bin/runc", config(tmp_path), settings)
     lowlevel.write_choice(config(tmp_path), settings)
-    assert Path(lowlevel.choice_path(config(tmp_path))).read_text() == f"{program}\n"
-    lowlevel.check(program, config(tmp_path), settings)
+    choice = lowlevel.choice_path(config(tmp_path))
+    assert os.readlink(choice) == program
+    lowlevel.check(choice, config(tmp_path), settings)
+    with pytest.raises(ConfigError, match=f"name /bin/true, .* calls {program} "):
+        lowlevel.check(choice, config(tmp_path), Settings(runtimes=("/bin/true",)))
+
+
+def test_what_was_there_before_gives_way(tmp_path: Path, program: str) -> None:
+    choice = Path(lowlevel.choice_path(config(tmp_path)))
+    choice.write_text("/bin/false\n")
+    lowlevel.write_choice(config(tmp_path), Settings(runtimes=(program,)))
+    assert os.readlink(choice) == program
+    assert sorted(os.listdir(tmp_path)) == ["low-level-runtime", "youki"]
+
+
+def test_a_link_that_others_could_have_made_is_refused(tmp_path: Path, program: str) -> None:
+    settings = Settings(runtimes=(program,))
+    lowlevel.write_choice(config(tmp_path), settings)
+    choice = lowlevel.choice_path(config(tmp_path))
+    tmp_path.chmod(0o777)
+    with pytest.raises(ConfigError, match=f"{tmp_path} has mode 0777, .*; run: chmod go-w"):
+        lowlevel.check(choice, config(tmp_path), settings)
+    tmp_path.chmod(0o1777)
+    with pytest.raises(ConfigError, match=f"need the link {choice}, which others could make"):
+        lowlevel.write_choice(config(tmp_path), settings)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root to give a link to another user")
+def test_a_strangers_link_is_refused(tmp_path: Path, program: str) -> None:
+    settings = Settings(runtimes=(program,))
+    lowlevel.write_choice(config(tmp_path), settings)
+    choice = lowlevel.choice_path(config(tmp_path))
+    os.lchown(choice, 1234, 1234)
+    with pytest.raises(ConfigError, match=f"{choice} belongs to uid 1234, expected root.*; remove it"):
+        lowlevel.check(choice, config(tmp_path), settings)
+
+
+def test_a_runtime_that_goes_by_another_name_is_refused(tmp_path: Path, program: str) -> None:
+    """It would be called by the name of the link that the front calls."""
+    other = tmp_path / "krun"
+    other.symlink_to(program)
+    with pytest.raises(ConfigError, match=f"name {other}, which is {program} by another name.*: name {program}, or"):
+        lowlevel.write_choice(config(tmp_path), Settings(runtimes=(str(other),)))
 
 
 def test_the_usual_ones_need_no_file(tmp_path: Path, program: str) -> None:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from nvct.errors import InjectionError, RequestError
-from nvct.oci import runtime
+from nvct.oci import report, runtime
 from nvct.oci.bundle import Bundle
 from nvct.oci.runtime import Call, log_line, parse
 from nvct.oci.spec import Change, with_change
@@ -63,15 +64,33 @@ def test_a_line_of_the_log_in_text(form: str) -> None:
     assert line == 'time="1970-01-02T00:00:00Z" level=warning msg="nvct: a \\"b\\""\n'
 
 
-def test_warnings_go_to_the_log_alone_and_errors_to_standard_error_too(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_with_a_log_errors_alone_go_to_standard_error_too(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     log = runtime._RuntimeLog(str(tmp_path / "log"), "json")
     log.warn("careful")
     assert log.failed("no GPU") == 1
     rows = [json.loads(line) for line in (tmp_path / "log").read_text().splitlines()]
     assert [(row["level"], row["msg"]) for row in rows] == [("warning", "nvct: careful"), ("error", "nvct: no GPU")]
     assert capfd.readouterr().err == "nvct: no GPU\n"
+
+
+@pytest.mark.parametrize("name", ["log", ""])
+def test_both_go_to_the_system_log_with_a_log_and_without(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    path = str(tmp_path / "system")
+    monkeypatch.setattr(report, "_LOG", path)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as system:
+        system.bind(path)
+        log = runtime._RuntimeLog(str(tmp_path / name) if name else "", "json")
+        log.open("box")
+        log.warn("careful")
+        log.failed("no GPU")
+        system.setblocking(False)
+        said = [system.recv(1000).decode().partition("]: ") for _ in range(2)]
+    assert [(line[0].partition(">")[0], line[2]) for line in said] == [
+        ("<28", "container box: warning: careful"),
+        ("<27", "container box: no GPU"),
+    ]
 
 
 @pytest.mark.parametrize("path", ["", "/dev/stderr", "/nowhere/log"])

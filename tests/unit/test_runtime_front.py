@@ -63,7 +63,7 @@ class Front:
         self.low.chmod(0o755)
         self.settings = self.folder / "config.yaml"
         self.choice = self.folder / "low-level-runtime"
-        self.choice.write_text(f"{self.low}\n")
+        self.choice.symlink_to(self.low)
         self._shell = shell
 
     def start(self, *arguments: str, **options: Any) -> subprocess.CompletedProcess[str]:
@@ -109,7 +109,7 @@ COMMANDS = [
 
 @pytest.mark.parametrize("arguments", COMMANDS, ids=range(len(COMMANDS)))
 def test_every_other_command_arrives_as_it_was_given(front: Front, arguments: tuple[str, ...]) -> None:
-    assert front.told(*arguments, input="text")["args"] == [str(front.low), *arguments]
+    assert front.told(*arguments, input="text")["args"] == [str(front.choice), *arguments]
 
 
 @pytest.mark.parametrize("command", ["create", "run"])
@@ -117,7 +117,7 @@ def test_so_does_the_creation_of_a_container_that_asks_for_nothing(front: Front,
     bundle = front.bundle({"NVIDIA_VISIBLE_DEVICES": "void"})
     text = (bundle / "config.json").read_bytes()
     arguments = ("--log", "/dev/null", command, "--bundle", str(bundle), "name")
-    assert front.told(*arguments)["args"] == [str(front.low), *arguments]
+    assert front.told(*arguments)["args"] == [str(front.choice), *arguments]
     assert (bundle / "config.json").read_bytes() == text
     assert os.listdir(bundle) == ["config.json"]
 
@@ -285,26 +285,42 @@ def test_both_fronts_look_for_the_same_words() -> None:
     assert len(words[0]) == 6
 
 
-@pytest.mark.parametrize(
-    ("choice", "words"),
-    [
-        ("/nowhere/runc\n", "nvct: no low-level runtime: /nowhere/runc; "),
-        ("\n", "nvct: no low-level runtime: neither runc nor crun"),
-        (f"{RUNTIME}\n", f"nvct: no low-level runtime: {RUNTIME}; "),
-    ],
-)
-def test_without_a_low_level_runtime_it_says_so(front: Front, choice: str, words: str) -> None:
-    front.choice.write_text(choice)
+@pytest.mark.parametrize("choice", ["/nowhere/runc", str(RUNTIME)])
+def test_without_a_low_level_runtime_it_says_so(front: Front, choice: str) -> None:
+    front.choice.unlink()
+    front.choice.symlink_to(choice)
     done = front.start("state", "name")
     assert done.returncode == 1
-    assert done.stderr.startswith(words)
+    assert done.stderr.startswith(f"nvct: no low-level runtime: {front.choice}; ")
     assert done.stderr.count("\n") == 1
     assert "nvct refresh" in done.stderr
 
 
-def test_the_choice_needs_no_line_end(front: Front) -> None:
-    front.choice.write_text(str(front.low))
-    assert front.told("state", "name")["args"] == [str(front.low), "state", "name"]
+@pytest.mark.parametrize("kind", ["file", "folder", "link in a folder like /tmp"])
+def test_a_choice_that_others_could_have_made_is_refused(front: Front, kind: str) -> None:
+    if kind == "link in a folder like /tmp":
+        front.folder.chmod(0o1777)
+    else:
+        front.choice.unlink()
+        front.choice.mkdir() if kind == "folder" else front.choice.write_text(f"{front.low}\n")
+    for command in ("state", "create"):
+        done = front.start(command, "name")
+        assert done.returncode == 1
+        assert done.stderr.startswith(f"nvct: {front.choice} is not trusted: expected a link")
+        assert done.stderr.count("\n") == 1
+    assert not front.report.exists()
+
+
+def test_a_folder_like_tmp_without_a_choice_will_do(front: Front) -> None:
+    front.folder.chmod(0o1777)
+    front.choice.unlink()
+    done = front.start("--version")
+    assert "not trusted" not in done.stderr
+
+
+def test_settings_named_without_a_folder_have_the_choice_beside_them(front: Front) -> None:
+    command = [*front._shell, str(RUNTIME), "--nvct-config", "config.yaml", "state", "name"]
+    assert subprocess.run(command, input=b"", cwd=front.folder).returncode == 7
 
 
 def test_without_a_choice_it_is_the_first_that_there_is(front: Front) -> None:
@@ -324,7 +340,7 @@ def test_it_works_through_links(front: Front) -> None:
     arguments = ["create", "--bundle", str(bundle), "name"]
     done = subprocess.run([*front._shell, str(link), "--nvct-config", str(front.settings), *arguments], input=b"")
     assert done.returncode == 7
-    assert json.loads(front.report.read_text())["args"] == [str(front.low), *arguments]
+    assert json.loads(front.report.read_text())["args"] == [str(front.choice), *arguments]
 
 
 def test_a_failure_stops_the_creation(front: Front) -> None:
