@@ -9,7 +9,7 @@ from typing import Any, NoReturn
 
 import click
 
-from nvct.errors import ConfigError, DriverError, NvctError, StaleInventory
+from nvct.errors import ChoiceError, ConfigError, DriverError, NvctError, StaleInventory
 
 USAGE = 2
 STANDARD_OUTPUT = "standard output"
@@ -21,7 +21,7 @@ _NO_COMMAND: Any = getattr(click.exceptions, "NoArgsIsHelpError", ())
 # the codes of single kinds stand before that of all others.
 EXITS: tuple[tuple[int, str, tuple[type[Exception], ...]], ...] = (
     (0, "done", ()),
-    (USAGE, "the command line is wrong", (click.UsageError,)),
+    (USAGE, "the command line is wrong", (click.UsageError, ChoiceError)),
     (4, "a file is wrong: settings, a saved inventory, a node file, a bundle's config.json", (ConfigError,)),
     (
         3,
