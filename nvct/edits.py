@@ -51,7 +51,7 @@ def to_json(remainder: Remainder) -> dict[str, Any]:
         value["pending"] = {
             **as_dict(remainder.pending),
             "cases": [
-                {"nodes": list(case.nodes), "edits": edits_to_json(case.edits), "no_compat": case.no_compat}
+                {**as_dict(case), "nodes": list(case.nodes), "edits": edits_to_json(case.edits)}
                 for case in remainder.pending.cases
             ],
         }
@@ -101,7 +101,9 @@ def from_json(value: Any) -> Remainder:
 
 
 def _pending(fields: dict[str, Any]) -> Pending:
-    cases = tuple(Case(tuple(row["nodes"]), _edits(row["edits"]), row["no_compat"]) for row in fields["cases"])
+    cases = tuple(
+        Case(**{**row, "nodes": tuple(row["nodes"]), "edits": _edits(row["edits"])}) for row in fields["cases"]
+    )
     return Pending(**{**fields, "cases": cases})
 
 

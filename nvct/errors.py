@@ -17,6 +17,10 @@ class RequestError(NvctError):
     """The container asks for something that does not exist or is not allowed: change the request."""
 
 
+class ChoiceError(NvctError):
+    """What a command was told to make cannot be, on any node: change the command line."""
+
+
 class ConfigError(NvctError):
     """A settings file is wrong: change the file."""
 

@@ -323,12 +323,14 @@ class Edits:
 class Case:
     """Edits that a container gets when it has all of these device nodes (paths in the container).
 
-    `no_compat`: why the image's forward compatibility libraries are of no use with them, "" where they may be.
+    `no_compat`: why the image's forward compatibility libraries are of no use with them, "" where they may be. `device`
+    is the name of the device that they are, "" where it has none.
     """
 
     nodes: tuple[str, ...]
     edits: Edits
     no_compat: str = ""
+    device: str = ""
 
 
 @record

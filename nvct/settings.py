@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from typing import Any
 
-    import yaml
-
 DEFAULT_PATH = "/etc/nvct/config.yaml"
 
 # The driver capabilities of NVIDIA_DRIVER_CAPABILITIES, in the order in which they are reported.
@@ -213,8 +211,10 @@ def _check_folder(folder: str) -> None:
 def _parse(text: str, path: str) -> dict[object, object]:
     import yaml
 
+    from nvct.strictyaml import strict_loader
+
     try:
-        value = yaml.load(text, _strict_loader(path))
+        value = yaml.load(text, strict_loader(yaml.SafeLoader, f"settings file {path}"))
     except yaml.MarkedYAMLError as error:
         line = f", line {error.problem_mark.line + 1}" if error.problem_mark else ""
         raise ConfigError(f"settings file {path}{line} is not YAML: {error.problem}") from None
@@ -227,27 +227,6 @@ def _parse(text: str, path: str) -> dict[object, object]:
     if not isinstance(value, dict):
         raise ConfigError(f"settings file {path} holds {_kind(value)}, expected lines of `name: value`")
     return value
-
-
-def _strict_loader(path: str) -> type[yaml.SafeLoader]:
-    """A safe loader that refuses a mapping with two equal names: YAML takes the last, a reader perhaps the first."""
-    import yaml
-
-    class Loader(yaml.SafeLoader):
-        def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-            lines: dict[str, int] = {}
-            for key, _ in node.value:
-                if isinstance(key, yaml.ScalarNode):
-                    line = key.start_mark.line + 1
-                    if key.value in lines:
-                        raise ConfigError(
-                            f"settings file {path}, line {line}: `{_kind(key.value)[1:-1]}` is stated again, first in "
-                            f"line {lines[key.value]}; keep one of the two"
-                        )
-                    lines[key.value] = line
-            return super().construct_mapping(node, deep)
-
-    return Loader
 
 
 def from_mapping(mapping: Mapping[Any, object], path: str) -> Settings:

@@ -7,14 +7,16 @@ carries no capabilities, requirements or variables.
 from __future__ import annotations
 
 from nvct.cdi.names import is_device
-from nvct.errors import DriverError, RequestError
+from nvct.errors import ChoiceError, DriverError, RequestError
 from nvct.model import WSL, Ask, Case, Edits, Gpu, Inventory, MigDevice, Pending, Remainder, Request
 from nvct.plan import plan_each
 from nvct.plan.accept import Accepted, accept
 from nvct.plan.compat import compat_objection
 from nvct.plan.devices import Choice, choose
 from nvct.plan.graphics import PROFILE
+from nvct.plan.words import quoted
 from nvct.record import record, replace
+from nvct.request import meant
 from nvct.settings import ACCEPT, Settings
 
 # Ways to name devices: by NVML's index, by UUID, and by kind and index.
@@ -55,16 +57,24 @@ def devices_of(
     mode: str, inventory: Inventory, settings: Settings, namings: tuple[str, ...], tokens: tuple[str, ...]
 ) -> Devices:
     """The devices of one of MODES. `namings` and `tokens` (which devices, as NVIDIA_VISIBLE_DEVICES has them) are about
-    GPUs. Raises RequestError for a token that means nothing, DriverError for a node that has nothing of the kind.
+    GPUs. Raises ChoiceError for tokens that can choose nothing, RequestError for one that means nothing on this node,
+    DriverError for a node that has nothing of the kind.
     """
+    check_tokens(mode, tokens)
     settings = replace(settings, unprivileged_env=ACCEPT)
     if mode == GPU:
         return _gpus(inventory, settings, namings, tokens)
-    if tokens != ("all",):
-        raise RequestError(f"{', '.join(tokens)}: devices can be chosen in mode {GPU} only")
     if mode == MANAGEMENT:
         return _management(inventory, settings)
     return _imex(inventory, settings) if mode == IMEX else _extra(mode, inventory, settings)
+
+
+def check_tokens(mode: str, tokens: tuple[str, ...]) -> None:
+    """Raise ChoiceError for a choice of devices that cannot be made in this mode, whatever the node has."""
+    if mode != GPU and tokens != ("all",):
+        raise ChoiceError(f"{', '.join(map(quoted, tokens))}: devices can be chosen in mode {GPU} only")
+    if meant(tokens) is None:
+        raise ChoiceError(f"{', '.join(map(quoted, tokens))}: `void` asks for nothing; `none` is a spec without a GPU")
 
 
 def _request(*tokens: str) -> Request:
@@ -108,9 +118,9 @@ def _meant(inventory: Inventory, tokens: tuple[str, ...]) -> tuple[set[str], set
     """The UUIDs of whole GPUs and of MIG devices. `all` means every GPU, also one that is divided: its node alone is
     what `0` has always meant.
     """
-    whole = {gpu.uuid for gpu in inventory.gpus} if "all" in tokens else set()
+    whole = {gpu.uuid for gpu in inventory.gpus} if meant(tokens) == ("all",) else set()
     parts = set()
-    for token in tokens:
+    for token in meant(tokens) or ():
         choice = choose(inventory, Accepted(devices=Ask(_SOURCE, (token,))))
         divided = {chosen.gpu.uuid for chosen in choice.mig_devices}
         whole |= {chosen.gpu.uuid for chosen in choice.gpus} - divided
@@ -148,7 +158,9 @@ def _own(edits: Edits, common: Edits) -> Edits:
 
 def _case(device: CdiDevice, inventory: Inventory, request: Request, settings: Settings) -> Case:
     objection = compat_objection(choose(inventory, accept(request, settings)), settings)
-    return Case(tuple(node.path for node in device.edits.devices), device.edits, objection)
+    # UUIDs of drivers before 470 cannot be names, and there may be no other.
+    name = next(iter(device.names), "")
+    return Case(tuple(node.path for node in device.edits.devices), device.edits, objection, name)
 
 
 def _remainder(

@@ -6,8 +6,9 @@ import os
 import shutil
 from stat import S_IMODE
 
-from nvct.cdi.devices import GPU, IMEX, INDEX, MANAGEMENT, UUID, devices_of
-from nvct.cdi.spec import NodeMode, spec_of
+from nvct.cdi.devices import GPU, IMEX, INDEX, MANAGEMENT, UUID, check_tokens, devices_of
+from nvct.cdi.names import MANAGEMENT_VENDOR, VENDOR
+from nvct.cdi.spec import NodeMode, check_kind, spec_of
 from nvct.edits import HOOK
 from nvct.errors import ConfigError
 from nvct.record import record
@@ -19,11 +20,9 @@ if TYPE_CHECKING:
     from nvct.model import DeviceEdit, Inventory
     from nvct.settings import Settings
 
-VENDOR = "nvidia.com"
-
-# The classes by mode, and the vendor of the one device that is not for everybody; a mode that is not here is a class.
+# By mode; a mode that has no class here is one.
 _CLASSES = {GPU: "gpu", MANAGEMENT: "gpu", IMEX: "imex-channel"}
-_VENDORS = {MANAGEMENT: f"management.{VENDOR}"}
+_VENDORS = {MANAGEMENT: MANAGEMENT_VENDOR}
 
 
 @record
@@ -47,6 +46,11 @@ class Choices:
         vendor = self.vendor or _VENDORS.get(self.mode, VENDOR)
         return f"{vendor}/{self.class_ or _CLASSES.get(self.mode, self.mode)}"
 
+    def check(self) -> None:
+        """Raise ChoiceError for what can be on no node."""
+        check_kind(self.kind)
+        check_tokens(self.mode, self.tokens)
+
 
 @record
 class Generated:
@@ -58,8 +62,9 @@ class Generated:
 
 
 def generate(inventory: Inventory, settings: Settings, choices: Choices) -> Generated:
-    """Make the spec that is wanted. Raises RequestError for choices that cannot be, DriverError for a node that has
-    nothing of the kind, ConfigError where the hook is not to be found.
+    """Make the spec that is wanted. Raises ChoiceError for choices that exclude one another, RequestError for a device
+    that is not there, DriverError for a node that has nothing of the kind, ConfigError where the hook is not to be
+    found.
     """
     devices = devices_of(choices.mode, inventory, settings, choices.namings, choices.tokens)
     hook = (choices.hook or _find_hook()) if choices.hooks else ""

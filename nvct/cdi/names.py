@@ -4,6 +4,11 @@ from __future__ import annotations
 
 import re
 
+# The vendors of the kinds that nvct writes; the second one's device is not for everybody.
+VENDOR = "nvidia.com"
+MANAGEMENT_VENDOR = f"management.{VENDOR}"
+OWN_VENDORS = (VENDOR, MANAGEMENT_VENDOR)
+
 # Each begins with a letter, a device since 0.5.0 also with a digit, and ends with a letter or digit.
 _VENDOR = re.compile(r"[A-Za-z](?:[A-Za-z0-9_.-]*[A-Za-z0-9])?", re.ASCII)
 _CLASS = _VENDOR

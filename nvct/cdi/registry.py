@@ -14,7 +14,8 @@ from nvct.cdi import names
 from nvct.cdi.check import problems
 from nvct.errors import ConfigError, RequestError
 from nvct.record import record
-from nvct.trust import why_unsafe
+from nvct.strictyaml import shortened, strict_loader
+from nvct.trust import is_sticky, why_unsafe
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -47,53 +48,75 @@ class Named:
 
 @record
 class Registry:
-    """`devices` by qualified name. `errors`: path and reason of every file, and every conflict, that costs devices."""
+    """`devices` by qualified name. `errors`: path and reason of every folder, file and conflict that costs devices.
+
+    `paths`: every file that is named as specs are, also one of which no device counts.
+    """
 
     devices: dict[str, Named]
     errors: tuple[tuple[str, str], ...]
+    paths: tuple[str, ...] = ()
 
 
 def load(folders: Sequence[str] = SPEC_DIRS) -> Registry:
     """Every spec in the folders, those directly in them. A folder that is not there has none."""
     files: list[SpecFile] = []
     errors: list[tuple[str, str]] = []
+    paths: list[str] = []
     for rank, folder in enumerate(folders):
         for path in _paths(folder, errors):
+            paths.append(path)
             try:
                 files.append(SpecFile(path, rank, read(path)))
             except ConfigError as error:
                 errors.append((path, str(error)))
     devices: dict[str, Named] = {}
-    cancelled: dict[str, int] = {}
+    conflicts: dict[str, list[SpecFile]] = {}
     for file in files:
         for device in file.spec["devices"]:
-            _enter(Named(f"{file.spec['kind']}={device['name']}", file, device), devices, cancelled, errors)
-    return Registry(dict(sorted(devices.items())), tuple(errors))
+            _enter(Named(f"{file.spec['kind']}={device['name']}", file, device), devices, conflicts)
+    for name, rivals in conflicts.items():
+        errors += [(file.path, _why_cancelled(name, file, rivals)) for file in rivals]
+    return Registry(dict(sorted(devices.items())), tuple(errors), tuple(dict.fromkeys(paths)))
 
 
 def _paths(folder: str, errors: list[tuple[str, str]]) -> list[str]:
+    """The specs in a folder, none where others can put some: a spec's hooks run as root."""
     try:
+        status = os.stat(folder)
         found = sorted(os.listdir(folder))
     except FileNotFoundError:
         return []
     except OSError as error:
         errors.append((folder, f"{folder}: {error.strerror}"))
         return []
+    reason = "" if is_sticky(status) else why_unsafe(folder, status)
+    if reason:
+        errors.append((folder, f"no spec in it is read: {reason}"))
+        return []
     return [f"{folder.rstrip('/')}/{name}" for name in found if name.endswith(_EXTENSIONS)]
 
 
-def _enter(new: Named, devices: dict[str, Named], cancelled: dict[str, int], errors: list[tuple[str, str]]) -> None:
-    """Files come in the order of their folders, so what is there already is of the same one or of one that loses."""
+def _enter(new: Named, devices: dict[str, Named], conflicts: dict[str, list[SpecFile]]) -> None:
+    """Files come in the order of their folders, so what is there already is of the same one or of one that loses.
+
+    `conflicts`: by name, the files of one folder that cancel a device.
+    """
     old = devices.get(new.name)
-    if cancelled.get(new.name) == new.file.rank:
-        errors.append((new.file.path, f"{new.file.path}: {new.name} is in another spec of the folder, too"))
+    rivals = conflicts.get(new.name, [])
+    if rivals and rivals[0].rank == new.file.rank:
+        rivals.append(new.file)
     elif old and old.file.rank == new.file.rank:
         del devices[new.name]
-        cancelled[new.name] = new.file.rank
-        for one, other in ((old, new), (new, old)):
-            errors.append((one.file.path, f"{one.file.path}: {new.name} is in {other.file.path}, too: remove one"))
+        conflicts[new.name] = [old.file, new.file]
     else:
         devices[new.name] = new
+        conflicts.pop(new.name, None)
+
+
+def _why_cancelled(name: str, file: SpecFile, rivals: list[SpecFile]) -> str:
+    others = ", ".join(other.path for other in rivals if other is not file)
+    return f"{file.path}: {name} is in {others}, too, so that neither counts: remove one"
 
 
 def read(path: str) -> dict[str, Any]:
@@ -111,29 +134,43 @@ def read(path: str) -> dict[str, Any]:
 
 def load_value(path: str) -> Any:
     """Whatever a file says, by its name in JSON or YAML. Raises ConfigError as `read`, but for what is no spec."""
-    text = _text(path)
+    return parse(path, _text(path))
+
+
+def parse(path: str, text: bytes) -> Any:
+    """The value of a file's content. Raises ConfigError for what is neither, or states a name twice."""
     try:
         if path.endswith(".json"):
-            return json.loads(text)
-        return _yaml(text)
+            return json.loads(text.decode(), object_pairs_hook=lambda pairs: _once(path, pairs))
+        return _yaml(path, text.decode())
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path} is not UTF-8 text: byte {error.start} is {error.reason}") from None
     except (ValueError, RecursionError) as error:
         reason = (str(error) or "it is too deep").splitlines()[0]
         raise ConfigError(f"{path} is not {'JSON' if path.endswith('.json') else 'YAML'}: {reason}") from None
 
 
-def _yaml(text: str) -> object:
+def _once(path: str, pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for name, value in pairs:
+        if name in found:
+            raise ConfigError(f"{path}: `{shortened(name)}` is stated twice in one object; keep one of the two")
+        found[name] = value
+    return found
+
+
+def _yaml(path: str, text: str) -> object:
     import yaml
 
-    loader: Any = getattr(
-        yaml, "CSafeLoader", yaml.SafeLoader
-    )  # ten times as fast, where PyYAML has been built with it
+    # Ten times as fast, where PyYAML has been built with it.
+    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
     try:
-        return yaml.load(text, loader)
+        return yaml.load(text, strict_loader(loader, path))
     except yaml.YAMLError as error:
         raise ValueError(" ".join(str(error).split())) from None
 
 
-def _text(path: str) -> str:
+def _text(path: str) -> bytes:
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError as error:
@@ -151,10 +188,7 @@ def _text(path: str) -> str:
         os.close(descriptor)
     if len(content) > _LONGEST:
         raise ConfigError(f"{path} is longer than {_LONGEST} bytes; expected a CDI spec")
-    try:
-        return content.decode()
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"{path} is not UTF-8 text: byte {error.start} is {error.reason}") from None
+    return content
 
 
 def resolve(registry: Registry, wanted: Iterable[str]) -> list[Named]:
@@ -177,4 +211,6 @@ def _why(registry: Registry, name: str) -> str:
     if same:
         shown = ", ".join(same[:16]) + (f" and {len(same) - 16} more" if len(same) > 16 else "")
         return f"no spec has this device; valid are {shown}{failed}"
-    return f"no spec has devices of the kind {parts[0]}; see `nvct cdi list`, or write one: `nvct cdi generate`{failed}"
+    own = parts[0].partition("/")[0] in names.OWN_VENDORS
+    step = "or write one: `nvct cdi generate`" if own else "and have the software of these devices write its spec"
+    return f"no spec has devices of the kind {parts[0]}; see `nvct cdi list`, {step}{failed}"

@@ -9,7 +9,7 @@ from nvct import edits as codec
 from nvct.cdi.devices import CdiDevice, Devices
 from nvct.cdi.names import is_class, is_vendor
 from nvct.cdi.versions import VERSIONS, lowest_version
-from nvct.errors import RequestError
+from nvct.errors import ChoiceError
 from nvct.model import DeviceEdit, Edits, MountEdit, Remainder
 from nvct.plan.hookfree import without_hook
 from nvct.record import record
@@ -35,9 +35,9 @@ def spec_of(
     """The spec of a kind. `hook` is the path of nvct's small hook, "" for a spec with which nothing of nvct's runs.
 
     `modes`: by path on the host, what is known of device nodes. `version`: the cdiVersion to say, by default the lowest
-    that the content needs. Raises RequestError for a kind that is none, and for a version that cannot say the content.
+    that the content needs. Raises ChoiceError for a kind that is none, and for a version that cannot say the content.
     """
-    _check_kind(kind)
+    check_kind(kind)
     common = _common(devices, hook, architecture, modes)
     spec: dict[str, Any] = {"cdiVersion": "", "kind": kind, "devices": list(_devices(devices.devices, modes))}
     if common:
@@ -46,10 +46,11 @@ def spec_of(
     return spec
 
 
-def _check_kind(kind: str) -> None:
+def check_kind(kind: str) -> None:
+    """Raise ChoiceError for what is no kind of CDI devices."""
     vendor, _, name = kind.partition("/")
     if not is_vendor(vendor) or not is_class(name):
-        raise RequestError(
+        raise ChoiceError(
             f"{kind!r} is no kind of CDI devices: expected a vendor as `nvidia.com` and a class as `gpu`, each of "
             "letters, digits, `-`, `_` and `.` that begins with a letter and ends with a letter or digit"
         )
@@ -114,9 +115,9 @@ def _version(spec: dict[str, Any], asked: str) -> str:
     if not asked:
         return lowest
     if asked not in VERSIONS:
-        raise RequestError(f"{asked!r} is no CDI version that nvct writes: expected one of {', '.join(VERSIONS)}")
+        raise ChoiceError(f"{asked!r} is no CDI version that nvct writes: expected one of {', '.join(VERSIONS)}")
     if VERSIONS.index(asked) < VERSIONS.index(lowest):
-        raise RequestError(
+        raise ChoiceError(
             f"CDI {asked} cannot say that {reason}: that needs {lowest}; ask for it, or avoid the need (--name "
             "type-index,uuid for other names, --class, dev_root in the settings)"
         )

@@ -12,7 +12,7 @@ from nvct.cdi.devices import GPU, INDEX, MODES, NAMINGS, UUID
 from nvct.cdi.generate import Choices, generate
 from nvct.cdi.text import FORMATS, JSON, YAML, to_text
 from nvct.cdi.versions import VERSIONS
-from nvct.cli.exits import one_line
+from nvct.cli.exits import exit_code, one_line
 from nvct.cli.files import file_names
 from nvct.cli.output import count, echo, json_option, line, print_json, table
 from nvct.cli.source import Source
@@ -70,12 +70,11 @@ def _choice_options(command: _Command) -> _Command:
             "--name",
             "namings",
             type=_Namings(),
-            default=f"{INDEX},{UUID}",
-            show_default=True,
-            help=f"How GPUs and MIG devices are named: {', '.join(NAMINGS)} (0:1, MIG-…, mig0:1), with commas.",
+            help=f"How GPUs and MIG devices are named: {', '.join(NAMINGS)} (0:1, MIG-…, mig0:1), with commas.  "
+            f"[{INDEX},{UUID}]",
         ),
-        click.option("--vendor", metavar="VENDOR", default="", help="The vendor of the devices' kind.  [nvidia.com]"),
-        click.option("--class", "class_", metavar="CLASS", default="", help="The class of the devices' kind.  [gpu]"),
+        click.option("--vendor", metavar="VENDOR", help="The vendor of the devices' kind.  [nvidia.com]"),
+        click.option("--class", "class_", metavar="CLASS", help="The class of the devices' kind.  [gpu]"),
         click.option(
             "--mode",
             type=click.Choice(MODES),
@@ -88,12 +87,12 @@ def _choice_options(command: _Command) -> _Command:
             "tokens",
             metavar="DEVICE",
             multiple=True,
-            help="Only this GPU or MIG device, by a name from `nvct list`. Repeat for more.",
+            help="Only this GPU or MIG device, by a name from `nvct list`. Repeat for more, or with commas.",
         ),
         click.option(
             "--no-hooks", is_flag=True, help="A spec with which nothing of nvct's runs at a container's start."
         ),
-        click.option("--hook", metavar="FILE", default="", shell_complete=file_names, help="Where nvct-cdi-hook is."),
+        click.option("--hook", metavar="FILE", shell_complete=file_names, help="Where nvct-cdi-hook is."),
         click.option(
             "--cdi-version",
             type=click.Choice(VERSIONS),
@@ -106,25 +105,49 @@ def _choice_options(command: _Command) -> _Command:
     return command
 
 
-def _choices(options: dict[str, Any]) -> Choices:
+def _choices(options: dict[str, Any], source: Source) -> Choices:
+    """Raises UsageError and ChoiceError for what can be on no node, before anything is looked at or written."""
+    for name, option in (("vendor", "--vendor"), ("class_", "--class"), ("hook", "--hook")):
+        if options[name] == "":
+            raise click.UsageError(f"{option} is empty; name one, or leave it out")
     if options["no_hooks"] and options["hook"]:
         raise click.UsageError("--no-hooks and --hook exclude each other")
-    return Choices(
+    if options["namings"] and options["mode"] != GPU:
+        raise click.UsageError(f"--name is about mode {GPU}: devices of mode {options['mode']} have names of their own")
+    choices = Choices(
         mode=options["mode"],
-        namings=options["namings"],
-        tokens=options["tokens"] or ("all",),
-        vendor=options["vendor"],
-        class_=options["class_"],
+        namings=options["namings"] or (INDEX, UUID),
+        tokens=_tokens(options["tokens"]),
+        vendor=options["vendor"] or "",
+        class_=options["class_"] or "",
         hooks=not options["no_hooks"],
-        hook=os.path.abspath(options["hook"]) if options["hook"] else "",
+        hook=_hook(options["hook"], source),
         version=options["cdi_version"] or "",
     )
+    choices.check()
+    return choices
+
+
+def _tokens(said: tuple[str, ...]) -> tuple[str, ...]:
+    tokens = tuple(token.strip() for text in said for token in text.split(","))
+    if not all(tokens):
+        raise click.UsageError("--device names no device: expected a name from `nvct list`, several with commas")
+    return tokens or ("all",)
+
+
+def _hook(named: str | None, source: Source) -> str:
+    """Where the hook is, "" for the usual place. On a node that is looked at from outside it cannot be checked."""
+    path = os.path.abspath(named) if named else ""
+    here = not source.root and not source.inventory_file
+    if path and here and not (os.path.isfile(path) and os.access(path, os.X_OK)):
+        raise click.UsageError(f"--hook {path} is no program that can be run: expected nvct-cdi-hook")
+    return path
 
 
 def _form(output: str, form: str | None) -> str:
     """The form of a file: engines read it by its name, and no file of another name."""
     if not output:
-        return form or YAML
+        raise click.UsageError("--output names no file")
     named = _EXTENSIONS.get(os.path.splitext(output)[1])
     if named is None:
         raise click.UsageError(f"{output} would be passed over: engines read files named *.yaml and *.json")
@@ -134,14 +157,15 @@ def _form(output: str, form: str | None) -> str:
 
 
 @cdi.command("generate")
-@click.option("--output", metavar="FILE", default="", shell_complete=file_names, help="Write to FILE, as a whole.")
+@click.option("--output", metavar="FILE", shell_complete=file_names, help="Write to FILE, as a whole.")
 @_choice_options
 @click.pass_obj
-def generate_spec(source: Source, /, output: str, form: str | None, **options: Any) -> None:
+def generate_spec(source: Source, /, output: str | None, form: str | None, **options: Any) -> None:
     """Write a spec of this node's devices.
 
     Every device is there by its index and its UUID, with `all` and `none`. A container gets all that the driver can do.
-    With --output its nodes get links in /dev/char, by which systemd finds them.
+    With --output its nodes get links in /dev/char, by which systemd finds them. A file that is no spec of the same kind
+    is left alone.
 
     \b
     Examples:
@@ -151,21 +175,21 @@ def generate_spec(source: Source, /, output: str, form: str | None, **options: A
       nvct cdi generate --mode imex                    IMEX channels
       nvct --inventory node.json cdi generate          another machine's spec
     """
-    form = _form(output, form)
-    choices = _choices(options)
+    form = (form or YAML) if output is None else _form(output, form)
+    choices = _choices(options, source)
     now = source.current()
     made = generate(now.inventory, now.settings, choices)
     _warn((*now.warnings, *made.warnings))
     text = to_text(made.spec, form)
-    if not output:
+    if output is None:
         echo(text.rstrip("\n"))
         return
-    from nvct.cdi.refresh import write
+    from nvct.cdi.place import write
     from nvct.node.charlinks import link_by_number
 
+    changed = write(os.path.abspath(output), text, choices.kind)
     if not source.inventory_file:
         _warn(link_by_number(made.nodes, now.settings.char_links))
-    changed = write(os.path.abspath(output), text)
     echo(f"{output}: {_summary(made.spec)}{'' if changed else ', as before'}")
 
 
@@ -235,56 +259,63 @@ def validate(files: tuple[str, ...], folders: tuple[str, ...], host: bool) -> No
     """
     if files and folders:
         raise click.UsageError("--spec-dir is about whole folders: leave it out, or the FILEs")
-    wrong = {path: why for path, why in ((path, _wrong(path, host)) for path in files or _all(folders)) if why}
+    paths, faults = (files, {}) if files else _whole(folders)
+    places = list(dict.fromkeys((*faults, *paths)))
+    wrong = [path for path in places if _wrong(path, host, faults.get(path, []), path in paths)]
     if wrong:
-        raise ConfigError(
-            f"{count(len(wrong), 'spec')} of {len(files) or len(_all(folders))} wrong: {', '.join(wrong)}"
-        )
+        raise ConfigError(f"{count(len(wrong), 'spec')} of {len(places)} wrong: {', '.join(wrong)}")
+    if not places:
+        line("No CDI spec.")
 
 
-def _all(folders: tuple[str, ...]) -> list[str]:
-    from nvct.cdi import registry
+def _whole(folders: tuple[str, ...]) -> tuple[tuple[str, ...], dict[str, list[str]]]:
+    """Every spec of the folders; by path of a spec or folder, what keeps its devices from being found."""
+    found = _registry(folders)
+    faults: dict[str, list[str]] = {}
+    for path, why in found.errors:
+        faults.setdefault(path, []).append(why)
+    return found.paths, faults
 
-    found = registry.load(folders or registry.SPEC_DIRS)
-    paths = [named.file.path for named in found.devices.values()] + [path for path, _ in found.errors]
-    return list(dict.fromkeys(paths))
+
+def _wrong(path: str, host: bool, faults: list[str], is_spec: bool) -> bool:
+    """Whether something is wrong with a spec, or with a folder that is not read, which is told."""
+    value, found = _checked(path, host) if is_spec else ({}, [])
+    found = found or faults
+    for sentence in found:
+        echo(sentence)
+    if not found:
+        echo(f"{path}: {_summary(value)}")
+    return bool(found)
 
 
-def _wrong(path: str, host: bool) -> bool:
-    """Whether something is wrong with a spec, which is told."""
+def _checked(path: str, host: bool) -> tuple[dict[str, Any], list[str]]:
+    """The value of a file, and what is wrong with it in sentences that begin with its path."""
     from nvct.cdi import check, registry
 
     try:
         value = registry.load_value(path)
-        found = check.problems(value)
-        if host and not found:
-            found = check.untruths(value)
     except ConfigError as error:
-        found = [one_line(error)]
-    for sentence in found:
-        echo(f"{path}: {sentence.removeprefix(f'{path}: ')}")
-    if not found:
-        echo(f"{path}: {_summary(value)}")
-    return bool(found)
+        return {}, [one_line(error)]
+    found = check.problems(value) or (check.untruths(value) if host else [])
+    return value, [f"{path}: {sentence}" for sentence in found]
 
 
 @cdi.command()
 @click.option(
     "--output",
     metavar="FILE",
-    default="/var/run/cdi/nvidia.yaml",
-    show_default=True,
     shell_complete=file_names,
-    help="The spec to keep true.",
+    help="The spec to keep true.  [/var/run/cdi/nvidia.yaml; of another kind /var/run/cdi/VENDOR-CLASS.yaml]",
 )
-@click.option("--watch", is_flag=True, help="Go on, and write it again whenever the node changes.")
+@click.option("--watch", is_flag=True, help="Go on, and write it again whenever the node or the file changes.")
 @click.option("--quiet", is_flag=True, help="Print nothing but warnings and errors.")
 @_choice_options
 @click.pass_obj
-def refresh(source: Source, /, output: str, watch: bool, quiet: bool, form: str | None, **options: Any) -> None:
+def refresh(source: Source, /, output: str | None, watch: bool, quiet: bool, form: str | None, **options: Any) -> None:
     """Write the spec again if the node has changed, and remove it where there is no driver to tell of.
 
-    With --watch it follows the driver, hot-plugged GPUs and MIG devices within seconds.
+    With --watch it follows the driver, hot-plugged GPUs and MIG devices within seconds. A file that is no spec of the
+    same kind is left alone, and so is the spec when what is wrong is the command line or the settings file.
 
     \b
     Examples:
@@ -296,16 +327,20 @@ def refresh(source: Source, /, output: str, watch: bool, quiet: bool, form: str 
 
     if source.root or source.inventory_file:
         raise click.UsageError("refresh tells of what the settings file describes: leave out --root and --inventory")
-    place, form, choices = os.path.abspath(output), _form(output, form), _choices(options)
+    choices = _choices(options, source)
+    output = keeping.default_output(choices.kind) if output is None else output
+    form, path = _form(output, form), os.path.abspath(output)
     if watch:
-        keeping.watch(source.config, place, form, choices, lambda outcome: _tell(outcome, place, quiet))
-    outcome = keeping.refresh(source.config, place, form, choices)
-    _tell(outcome, place, quiet or outcome.error is not None)
+        keeping.watch(source.config, path, form, choices, lambda outcome: _tell(outcome, path, quiet))
+    outcome = keeping.refresh(source.config, path, form, choices)
+    _tell(outcome, path, quiet)
     if outcome.error:
-        raise outcome.error
+        click.get_current_context().exit(exit_code(outcome.error))
 
 
 def _tell(outcome: Outcome, path: str, quiet: bool) -> None:
     _warn(outcome.warnings)
-    if not quiet:
-        echo(f"{path} {outcome.what}{f': {one_line(outcome.error)}' if outcome.error else ''}")
+    if outcome.error:
+        click.echo(f"nvct: {one_line(outcome.error)}; {path} {outcome.what}", err=True)
+    elif not quiet:
+        echo(f"{path} {outcome.what}")

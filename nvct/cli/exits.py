@@ -11,7 +11,7 @@ from typing import Any, NoReturn, TextIO
 
 import click
 
-from nvct.errors import ConfigError, DriverError, NvctError, StaleInventory
+from nvct.errors import ChoiceError, ConfigError, DriverError, NvctError, StaleInventory
 
 USAGE = 2
 # As a shell says it of a program that SIGINT has ended, and SIGPIPE: `nvct list | head -1`.
@@ -26,7 +26,7 @@ _NO_COMMAND: Any = getattr(click.exceptions, "NoArgsIsHelpError", ())
 # the codes of single kinds stand before that of all others.
 EXITS: tuple[tuple[int, str, tuple[type[Exception], ...]], ...] = (
     (0, "done", ()),
-    (USAGE, "the command line is wrong", (click.UsageError,)),
+    (USAGE, "the command line is wrong", (click.UsageError, ChoiceError)),
     (4, "a file is wrong: settings, a saved inventory, a node file, a bundle's config.json", (ConfigError,)),
     (
         3,

@@ -21,7 +21,7 @@ from nvct.inject.files import write_file
 from nvct.inject.ledger import Ledger
 from nvct.inject.links import make_link, remove_stale
 from nvct.inject.loader import update_loader_cache
-from nvct.inject.mounts import DEVICE_OPTIONS, HostTree, Places, attach, attach_again, check_device
+from nvct.inject.mounts import DEVICE_OPTIONS, HostTree, Places, attach, attach_again, check_device, taken
 from nvct.inject.procmask import ProcMask
 from nvct.inject.propagation import shared_mounts
 from nvct.inject.rootfs import birth
@@ -75,13 +75,6 @@ def _failure(step: str, error: Exception, failures: tuple[str, ...]) -> str:
     return f"{step}: {what}; {undone}"
 
 
-def _taken(source: str, options: tuple[str, ...]) -> HostTree:
-    try:
-        return HostTree(source, options)
-    except FileNotFoundError as error:
-        raise StaleInventory(f"{source} is gone ({error.strerror}): discover again") from None
-
-
 class _Carrier:
     """The steps, in their order. `step` says which one is being done."""
 
@@ -104,7 +97,7 @@ class _Carrier:
         """
         self.step = "take device nodes from the host"
         for device in self.edits.devices:
-            self._devices.append((device, _taken(device.source, DEVICE_OPTIONS)))
+            self._devices.append((device, taken(device.source, DEVICE_OPTIONS)))
         self.step = "take driver files from the host"
         for mount in self.edits.mounts:
             self._take_mount(mount)
@@ -130,7 +123,7 @@ class _Carrier:
 
     def _take_mount(self, mount: MountEdit) -> None:
         if mount.required:
-            self._mounts.append((mount, _taken(mount.source, mount.options)))
+            self._mounts.append((mount, taken(mount.source, mount.options)))
             return
         try:
             self._mounts.append((mount, HostTree(mount.source, mount.options)))

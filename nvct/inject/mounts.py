@@ -13,7 +13,7 @@ import errno
 import os
 from stat import S_ISCHR, S_ISDIR, S_ISLNK, S_ISREG, S_ISSOCK
 
-from nvct.errors import ContainerChanged, InjectionError
+from nvct.errors import ContainerChanged, InjectionError, StaleInventory
 from nvct.inject import syscalls
 from nvct.inject.propagation import check_stays_inside, mount_id
 from nvct.inject.rootfs import check_ordinary
@@ -151,6 +151,14 @@ class HostTree:
                 f"{self.source} lies on a file system that is mounted nodev, which cannot be lifted in a user "
                 "namespace: have root mount it with `dev`, or let `dev_root` in nvct's settings name another place"
             )
+
+
+def taken(source: str, options: tuple[str, ...]) -> HostTree:
+    """The tree of a source that the edits need. Raises StaleInventory when it is no longer on the host."""
+    try:
+        return HostTree(source, options)
+    except FileNotFoundError as error:
+        raise StaleInventory(f"{source} is gone ({error.strerror})") from None
 
 
 def check_source(status: os.stat_result, source: str, writable: bool) -> None:

@@ -12,13 +12,13 @@ from stat import S_ISDIR
 
 from nvct.errors import InjectionError
 from nvct.inject import syscalls
-from nvct.inject.mounts import HostTree, Place
+from nvct.inject.mounts import Place, taken
 from nvct.inject.propagation import check_stays_inside
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from nvct.inject.ledger import Ledger
-    from nvct.inject.mounts import Places
+    from nvct.inject.mounts import HostTree, Places
     from nvct.inject.rootfs import ConfinedRoot
     from nvct.model import ProcEdit
 
@@ -32,6 +32,7 @@ class ProcMask:
     """What it shows is taken on the host's side before the container is entered; it is made and attached inside.
 
     `owner`, the ids of the container's root, owns it: a container in a user namespace can make nothing of other ids.
+    Raises StaleInventory when a GPU or capability is gone.
     """
 
     def __init__(self, edit: ProcEdit, owner: tuple[int, int]) -> None:
@@ -40,7 +41,7 @@ class ProcMask:
         texts = {name: _text(f"{edit.source}/{name}") for name in edit.files}
         self.texts = {name: text for name, text in texts.items() if text is not None}
         names = [f"gpus/{name}" for name in edit.gpus] + [f"capabilities/{name}" for name in edit.capabilities]
-        self.trees = {name: HostTree(f"{edit.source}/{name}", _TREE_OPTIONS) for name in names}
+        self.trees = {name: taken(f"{edit.source}/{name}", _TREE_OPTIONS) for name in names}
         self._folders = {f"gpus/{name}" for name in edit.gpus}
 
     def _fill(self, tmpfs: int) -> None:

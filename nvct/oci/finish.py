@@ -7,8 +7,10 @@ Devices and mounts stand in the spec.
 
 from __future__ import annotations
 
+import os
+
 from nvct import __version__, edits
-from nvct.errors import ConfigError
+from nvct.errors import ConfigError, RequestError, StaleInventory
 from nvct.fastjson import loads
 from nvct.inject.carry import inject
 from nvct.inject.look import look_as_its_root
@@ -16,6 +18,10 @@ from nvct.oci.report import Log, begin, carried_out, say
 from nvct.oci.root import open_root
 from nvct.oci.state import read_container
 from nvct.plan.remainder import complete
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from nvct.model import ProcEdit, Remainder
 
 USAGE = f"""usage: {edits.HOOK} {edits.HOOK_STAGE} JSON
        {edits.HOOK} --version
@@ -46,8 +52,29 @@ def _finish(text: str, log: Log) -> tuple[str, ...]:
     container = read_container(0)
     log.open(container.identity)
     root = open_root(container)
-    planned = complete(remainder, look_as_its_root(root, container.pid), _nodes(container.spec))
-    return planned.warnings + inject(planned, container.pid, root, remainder.architecture, cgroups=False)
+    nodes = _nodes(container.spec)
+    planned = complete(remainder, look_as_its_root(root, container.pid), nodes)
+    try:
+        return planned.warnings + inject(planned, container.pid, root, remainder.architecture, cgroups=False)
+    except StaleInventory as error:
+        raise RequestError(f"{error}{_why_gone(remainder, nodes)}; nothing was done to the container") from None
+
+
+def _why_gone(remainder: Remainder, nodes: set[str]) -> str:
+    """Which devices went after the spec was written, and the next step."""
+    if remainder.pending is None:  # the runtime's, which plans for each container anew
+        return ": the node has changed since this container was made, so make it again"
+    mine = [case for case in remainder.pending.cases if all(node in nodes for node in case.nodes)]
+    gone = dict.fromkeys(case.device for case in mine if case.edits.proc and _is_gone(case.edits.proc))
+    named = ", ".join(f"`{name}`" for name in gone if name not in ("", "all")) or "a device"
+    return (
+        f": {named} of the CDI spec is no longer on this node; run `nvct cdi refresh`, and ask for what it names then"
+    )
+
+
+def _is_gone(proc: ProcEdit) -> bool:
+    names = [f"gpus/{name}" for name in proc.gpus] + [f"capabilities/{name}" for name in proc.capabilities]
+    return not all(os.path.exists(f"{proc.source}/{name}") for name in names)
 
 
 def _nodes(spec: dict[str, object]) -> set[str]:

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import yaml
 
-from nvct.cdi import refresh
+from nvct.cdi import place, refresh
 from nvct.cdi.generate import Choices
 from nvct.sim.node import spec_from_profile
 from tests.support.nodes import SimNode
@@ -105,28 +105,98 @@ def test_systemd_finds_every_node_of_a_spec(own_dgx: SimNode, tmp_path: Path) ->
     assert all((links / name).samefile(path) for path, name in nodes.items())
 
 
-def test_settings_that_are_wrong_leave_no_spec(own_dgx: SimNode, tmp_path: Path) -> None:
+def refreshed(node: SimNode, output: Path, choices: Choices | None = None) -> refresh.Outcome:
+    return refresh.refresh(str(node.config), str(output), "yaml", choices or Choices())
+
+
+def test_a_mistake_takes_no_good_spec_away(own_dgx: SimNode, tmp_path: Path) -> None:
     output = tmp_path / "nvidia.yaml"
-    refresh.refresh(str(own_dgx.config), str(output), "yaml", Choices())
+    refreshed(own_dgx, output)
+    good = output.read_text()
+    mistakes = (Choices(tokens=("0:9",)), Choices(version="0.3.0"), Choices(hook="", tokens=("no-such",)))
+    for choices in mistakes:
+        outcome = refreshed(own_dgx, output, choices)
+        assert outcome.what == "left as it was"
+        assert outcome.error
+        assert output.read_text() == good
     own_dgx.config.write_text("colour: red\n")
-    outcome = refresh.refresh(str(own_dgx.config), str(output), "yaml", Choices())
-    assert outcome.what == "removed"
+    outcome = refreshed(own_dgx, output)
+    assert (outcome.what, output.read_text()) == ("left as it was", good)
     assert "unknown setting 'colour'" in str(outcome.error)
+
+
+def test_a_spec_of_a_device_that_is_gone_is_no_mistake(own_dgx: SimNode, tmp_path: Path) -> None:
+    """The same command line as ever names what is no more: the spec would hand out another device's nodes."""
+    output, choices = tmp_path / "nvidia.yaml", Choices(tokens=("0:6",))
+    assert refreshed(own_dgx, output, choices).what == "written"
+    own_dgx.make(spec_from_profile("dgx-a100", mig={0: ("3g.20gb",)}))
+    outcome = refreshed(own_dgx, output, choices)
+    assert (outcome.what, output.exists()) == ("removed", False)
+    assert "0:6" in str(outcome.error)
+
+
+def test_wrong_settings_keep_no_spec_that_the_machine_belies(own_dgx: SimNode, tmp_path: Path) -> None:
+    output = tmp_path / "nvidia.yaml"
+    refreshed(own_dgx, output)
+    node = yaml.safe_load(output.read_text())["devices"][0]["containerEdits"]["deviceNodes"][0]["hostPath"]
+    os.unlink(node)
+    own_dgx.config.write_text("colour: red\n")
+    assert refreshed(own_dgx, output).what == "removed"
+
+
+def test_somebody_elses_spec_stays_with_a_driver_and_without(own_dgx: SimNode, tmp_path: Path) -> None:
+    output = tmp_path / "nic.yaml"
+    output.write_text(text("theirs"))
+    outcome = refreshed(own_dgx, output)
+    assert outcome.what == "left as it was"
+    assert f"{output} has devices of the kind a.b/c, expected nvidia.com/gpu" in str(outcome.error)
+    shutil.rmtree(own_dgx.path / "proc/driver/nvidia")
+    assert refreshed(own_dgx, output).what == "left as it was"
+    assert output.read_text() == text("theirs")
+
+
+def test_a_watch_keeps_its_file(own_dgx: SimNode, tmp_path: Path) -> None:
+    output = tmp_path / "cdi/nvidia.yaml"
+    with watching(own_dgx, output) as watch:
+        until(lambda: MIG_UUID in names(output))
+        good = output.read_text()
+        output.unlink()
+        until(lambda: output.exists() and output.read_text() == good)
+        output.write_text("cdiVersion: 0.5.0\nkind: nvidia.com/gpu\ndevices: []\n")
+        until(lambda: output.read_text() == good)
+        output.chmod(0o600)
+        until(lambda: output.stat().st_mode & 0o777 == 0o644)
+        output.write_text(text("theirs"))
+        until(lambda: "left as it was" in readable(watch))
+        assert output.read_text() == text("theirs")
+        output.unlink()
+        until(lambda: output.exists() and output.read_text() == good)
+        assert watch.poll() is None
+
+
+def readable(watch: subprocess.Popen[str]) -> str:
+    """The next line that it prints."""
+    assert watch.stdout
+    return watch.stdout.readline()
+
+
+def text(mark: str) -> str:
+    return f"kind: a.b/c\nmark: {mark}\n"
 
 
 def test_a_write_that_fails_leaves_the_old_spec(
     root_user: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     output = tmp_path / "nvidia.yaml"
-    refresh.write(str(output), "old")
+    place.write(str(output), text("old"), "a.b/c")
 
     def full(descriptor: int) -> None:
         raise OSError(28, os.strerror(28))
 
     monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(OSError, match="No space left"):
-        refresh.write(str(output), "new")
-    assert output.read_text() == "old"
+        place.write(str(output), text("new"), "a.b/c")
+    assert output.read_text() == text("old")
     assert [path.name for path in tmp_path.iterdir()] == ["nvidia.yaml"]
 
 

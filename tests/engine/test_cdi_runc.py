@@ -191,7 +191,7 @@ def test_a_mig_device_that_is_gone_starts_nothing(own_dgx: SimNode, start_cdi: S
     make_root(rootfs, "debian", True, None)
     links = [path for path, entry in read_tree(rootfs).items() if entry.is_link]
     with (
-        pytest.raises(StartFailed, match=r"capabilities/gpu2/mig/gi2/access"),
+        pytest.raises(StartFailed, match=r"capabilities/gpu2/mig/gi2/access is gone .*: `1:0` of .*`nvct cdi refresh`"),
         start_cdi(own_dgx, spec, "1:0", rootfs=rootfs),
     ):
         pass

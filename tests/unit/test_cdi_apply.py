@@ -135,4 +135,4 @@ def test_the_program_that_hands_it_over(tmp_path: Path) -> None:
     told["names"] = ["example.com/nic=z"]
     done = subprocess.run(command, input=json.dumps(told), capture_output=True, text=True, env=dict(os.environ))
     assert done.returncode == 1
-    assert done.stderr.startswith("nvct: example.com/nic=z: ")
+    assert done.stderr.startswith("nvct: `example.com/nic=z`: ")

@@ -9,7 +9,7 @@ from test_plan import NODE, A, B, C, D
 from test_plan_extras import FULL, IMEX
 
 from nvct.cdi.devices import EXTRAS, GPU, INDEX, MODES, NAMINGS, TYPE_INDEX, UUID, Devices, devices_of
-from nvct.errors import DriverError, RequestError
+from nvct.errors import ChoiceError, DriverError, RequestError
 from nvct.model import WSL, Ask, ContainerRoot, DeviceNode, Edits, MigDevice, Request
 from nvct.plan import plan
 from nvct.plan.remainder import complete
@@ -107,6 +107,14 @@ def test_a_device_that_is_not_there() -> None:
         made(GPU, FULL, "9")
 
 
+def test_the_words_of_the_variable_choose_too() -> None:
+    assert list(by_name(made(GPU, FULL, "none"))) == ["none"]
+    assert list(by_name(made(GPU, FULL, "none", "2"))) == ["none"]  # the first of the words outweighs the rest
+    assert list(by_name(made(GPU, FULL, "2", "all"))) == list(by_name(made(GPU, FULL, "all")))
+    with pytest.raises(ChoiceError, match="`2`, `void`: `void` asks for nothing"):
+        made(GPU, FULL, "2", "void")
+
+
 def test_a_node_without_a_gpu_has_the_driver() -> None:
     devices = made(GPU, replace(FULL, gpus=()))
     assert list(by_name(devices)) == ["none"]
@@ -173,7 +181,7 @@ def test_a_node_that_has_nothing_of_the_kind(mode: str) -> None:
 
 @pytest.mark.parametrize("mode", MODES[1:])
 def test_devices_are_chosen_among_gpus_only(mode: str) -> None:
-    with pytest.raises(RequestError, match=f"mode {GPU} only"):
+    with pytest.raises(ChoiceError, match=f"`2`: devices can be chosen in mode {GPU} only"):
         made(mode, FULL, "2")
 
 

@@ -73,7 +73,10 @@ def test_a_conflict_below_does_not_matter(folders: list[Path]) -> None:
     for name in "ab":
         (etc / f"{name}.yaml").write_text(yaml.safe_dump(spec("0", mark=name)))
     (run / "c.yaml").write_text(yaml.safe_dump(spec("0", mark="run")))
-    assert marks(loaded(folders)) == {"nvidia.com/gpu=0": "MARK=run"}
+    registry = loaded(folders)
+    assert marks(registry) == {"nvidia.com/gpu=0": "MARK=run"}
+    assert registry.errors == ()
+    assert registry.paths == (f"{etc}/a.yaml", f"{etc}/b.yaml", f"{run}/c.yaml")
 
 
 def test_folders_that_are_not_there(tmp_path: Path) -> None:
@@ -85,6 +88,8 @@ BROKEN = {
     "json": ("x.json", "{", "is not JSON"),
     "no spec": ("x.yaml", "kind: nvidia.com/gpu", "is no CDI spec: cdiVersion: missing (and 1 more"),
     "empty": ("x.yaml", "", "is no CDI spec: the spec: expected a mapping"),
+    "a name twice in YAML": ("x.yaml", "kind: a\nkind: b\n", ", line 2: `kind` is stated again, first in line 1"),
+    "a name twice in JSON": ("x.json", '{"kind": 1, "kind": 2}', ": `kind` is stated twice in one object"),
     "deep": ("x.json", "[" * 100_000, "is not JSON"),
     "not text": ("x.yaml", "\udcff", "is not UTF-8 text"),
 }
@@ -99,7 +104,7 @@ def test_a_broken_spec_costs_its_own_devices_only(folders: list[Path], name: str
     assert list(registry.devices) == ["nvidia.com/gpu=0"]
     ((path, said),) = registry.errors
     assert path == f"{etc}/{name}"
-    assert said.startswith(f"{path} ")
+    assert said.startswith(path)
     assert why in said
     assert "\n" not in said
 
@@ -111,6 +116,18 @@ def test_specs_that_others_can_write_do_not_count(folders: list[Path]) -> None:
     registry = loaded(folders)
     assert registry.devices == {}
     assert "mode 0666" in registry.errors[0][1]
+
+
+def test_folders_that_others_can_write_have_no_specs(folders: list[Path]) -> None:
+    etc, run = folders
+    for folder in folders:
+        (folder / "a.yaml").write_text(yaml.safe_dump(spec("0", mark=folder.name)))
+    run.chmod(0o777)
+    registry = loaded(folders)
+    assert marks(registry) == {"nvidia.com/gpu=0": "MARK=etc"}
+    assert registry.errors[0][0] == str(run)
+    run.chmod(0o1777)  # as /tmp: what is root's stays as root left it
+    assert marks(loaded(folders)) == {"nvidia.com/gpu=0": "MARK=run"}
 
 
 def test_what_is_no_file(folders: list[Path]) -> None:
@@ -152,7 +169,13 @@ def test_names_resolve_to_their_devices(folders: list[Path]) -> None:
         ),
         (
             ["example.com/gpu=0"],
-            "`example.com/gpu=0`: no spec has devices of the kind example.com/gpu; see `nvct cdi list`",
+            "`example.com/gpu=0`: no spec has devices of the kind example.com/gpu; see `nvct cdi list`, and have the "
+            "software of these devices write its spec",
+        ),
+        (
+            ["nvidia.com/imex-channel=0"],
+            "`nvidia.com/imex-channel=0`: no spec has devices of the kind nvidia.com/imex-channel; see "
+            "`nvct cdi list`, or write one: `nvct cdi generate`",
         ),
         (["gpu0"], "`gpu0`: no name of a CDI device; expected VENDOR/CLASS=DEVICE"),
     ],

@@ -20,7 +20,7 @@ from nvct.cdi.check import problems
 from nvct.cdi.devices import GPU, MODES, NAMINGS, devices_of
 from nvct.cdi.spec import NodeMode, spec_of
 from nvct.cdi.text import FORMATS, YAML, to_text
-from nvct.errors import RequestError
+from nvct.errors import ChoiceError, RequestError
 from nvct.model import Inventory, Roots
 from nvct.record import replace
 from nvct.settings import Settings
@@ -182,7 +182,7 @@ def test_a_version_that_cannot_say_it(changes: dict[str, Any], reason: str | Non
     if reason is None:
         assert spec(**changes)["cdiVersion"] == "0.4.0"
         return
-    with pytest.raises(RequestError, match=reason):
+    with pytest.raises(ChoiceError, match=reason):
         spec(**changes)
 
 
@@ -190,7 +190,7 @@ def test_a_version_that_cannot_say_it(changes: dict[str, Any], reason: str | Non
     "kind", ["nvidia.com", "nvidia.com/", "/gpu", "1a/gpu", "nvidia.com/gpu=0", "a_/b", "a/b/c", "a b/c"]
 )
 def test_a_kind_that_is_none(kind: str) -> None:
-    with pytest.raises(RequestError, match="no kind of CDI devices"):
+    with pytest.raises(ChoiceError, match="no kind of CDI devices"):
         spec(kind=kind)
 
 

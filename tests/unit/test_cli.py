@@ -19,7 +19,7 @@ from nvct.cli.exits import EXITS, exit_code, one_line
 from nvct.cli.main import cli
 from nvct.cli.output import count, gib
 from nvct.cli.plan import _VARIABLES
-from nvct.errors import ConfigError, DriverError, InjectionError, NvctError, RequestError, StaleInventory
+from nvct.errors import ChoiceError, ConfigError, DriverError, InjectionError, NvctError, RequestError, StaleInventory
 from nvct.model import (
     BINARY,
     FIRMWARE,
@@ -550,6 +550,7 @@ def test_a_command_that_is_missing_gets_help() -> None:
         (StaleInventory("x"), 3),
         (PermissionError(13, "Permission denied", "/run/nvct"), 3),
         (click.UsageError("x"), 2),
+        (ChoiceError("x"), 2),
         (ConfigError("x"), 4),
     ],
 )

@@ -17,7 +17,7 @@ PACKAGE = Path(nvct.__file__).parent
 # The rooms from the ground up; a module may import those of its own room and of rooms below, never of one beside it.
 FLOORS = (
     ("__init__", "record", "errors", "fastjson", "trust"),
-    ("userns",),
+    ("userns", "strictyaml"),
     ("model",),
     ("settings", "ldcache", "edits"),
     ("requirements", "request", "established"),
