@@ -106,9 +106,9 @@ def _holds(old: dict[str, Any], error: NvctError, now: Current | None, choices: 
         return False
     if problems(old):
         return True  # engines pass it over
-    if now is None:
+    if now is None or isinstance(error, ConfigError):
         return not untruths(old)  # without settings the node cannot be asked
-    every = replace(choices, tokens=("all",), namings=NAMINGS, version="")
+    every = replace(choices, tokens=("all",), namings=NAMINGS, version="", hooks=False)
     try:
         return gives_no_more(old, generate(now.inventory, now.settings, every).spec)
     except NvctError:

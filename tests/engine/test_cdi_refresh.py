@@ -15,8 +15,10 @@ from typing import Any
 import pytest
 import yaml
 
+from nvct.cdi import generate as generating
 from nvct.cdi import place, refresh
 from nvct.cdi.generate import Choices
+from nvct.errors import ConfigError
 from nvct.sim.node import spec_from_profile
 from tests.support.nodes import SimNode
 from tests.support.runc import TREE
@@ -123,6 +125,19 @@ def test_a_mistake_takes_no_good_spec_away(own_dgx: SimNode, tmp_path: Path) -> 
     outcome = refreshed(own_dgx, output)
     assert (outcome.what, output.read_text()) == ("left as it was", good)
     assert "unknown setting 'colour'" in str(outcome.error)
+
+
+def test_an_installation_without_the_hook_keeps_a_true_spec(
+    own_dgx: SimNode, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    output = tmp_path / "nvidia.yaml"
+    refreshed(own_dgx, output)
+
+    def nowhere() -> str:
+        raise ConfigError("no hook")
+
+    monkeypatch.setattr(generating, "_find_hook", nowhere)
+    assert refreshed(own_dgx, output).what == "left as it was"
 
 
 def test_a_spec_of_a_device_that_is_gone_is_no_mistake(own_dgx: SimNode, tmp_path: Path) -> None:
