@@ -378,7 +378,7 @@ def test_a_name_that_no_spec_has_is_refused(
     chosen = settings(f"cdi_spec_dirs: [{specs}]\n")
     with (
         pytest.raises(
-            StartFailed, match="nvct: example.com/nic=b: no spec has this device; valid are example.com/nic=a"
+            StartFailed, match="nvct: `example.com/nic=b`: no spec has this device; valid are example.com/nic=a"
         ),
         start(dgx, {DEVICES: "example.com/nic=b"}, carrier=BY_RUNTIME, settings=chosen),
     ):
