@@ -168,10 +168,11 @@ def requirements_text(data: bytes) -> None:
 
 
 def cdi_spec(data: bytes) -> None:
-    """A value in which problems are found, a line each, or none; or no YAML."""
+    """A value in which problems are found, a line each, or none; or a refusal in one line."""
     try:
-        value = registry._yaml(data.decode("utf-8", "replace"))
-    except (ValueError, RecursionError):
+        value = registry.parse("/etc/cdi/a.yaml", data)
+    except ConfigError as error:
+        _check_message(error)
         return
     for problem in check.problems(value):
         _check_line(problem)
