@@ -86,6 +86,10 @@ class Front:
         return folder
 
 
+# All signals but the two that the C library keeps to itself, which nobody here can set.
+SIGNALS = sum(1 << number - 1 for number in signal.valid_signals())
+
+
 def usual_signals() -> None:
     """Whatever the tests themselves were started with: a shell's background job ignores SIGINT, for one."""
     for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:
@@ -177,7 +181,7 @@ def test_descriptors_signals_folder_and_mask_arrive_as_they_were(front: Front, c
     assert told["umask"] == 0o027
     # The report's own interpreter ignores SIGPIPE and SIGXFSZ.
     own = 1 << signal.SIGPIPE - 1 | 1 << signal.SIGXFSZ - 1
-    assert int(told["ignored"], 16) == own | 1 << signal.SIGHUP - 1
+    assert int(told["ignored"], 16) & SIGNALS == own | 1 << signal.SIGHUP - 1
     assert int(told["blocked"], 16) == 0
 
 
@@ -186,7 +190,8 @@ def test_python_hands_on_no_signal_that_it_ignores(front: Front) -> None:
     front.low.chmod(0o755)
     bundle = front.bundle({})
     done = front.start("/proc/self/status", "create", "--bundle", str(bundle), "name")
-    assert done.stdout.split() == ["SigIgn:", "0" * 16]
+    name, ignored = done.stdout.split()
+    assert (name, int(ignored, 16) & SIGNALS) == ("SigIgn:", 0)
 
 
 def test_closed_standard_descriptors_stay_closed(front: Front) -> None:
