@@ -47,7 +47,10 @@ def start(tree: str, arguments: list[str], mask: int, program: str = "hook") -> 
     """
     gc.disable()  # saves a millisecond: nothing of a process that lives for ten is worth collecting
     versions: list[Version] = []
-    reason = why_code_is_unsafe(tree, versions)
+    try:
+        reason = why_code_is_unsafe(tree, versions)
+    except OSError as error:
+        reason = f"{error.filename}: {error.strerror}; it cannot be seen who can have written nvct's code there"
     if reason:
         sys.exit(f"nvct: not run: {reason}")
     names = _PROGRAMS[program]

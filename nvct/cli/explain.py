@@ -94,7 +94,9 @@ def _looked_at(
             "as `docker inspect --format '{{.State.Pid}}' NAME` prints it"
         ) from None
     except PermissionError as error:
-        raise PermissionError(error.errno, f"{error.strerror}; look at containers as root", error.filename) from None
+        raise PermissionError(
+            error.errno, f"{error.strerror}; it takes root with CAP_SYS_PTRACE to look into a container", error.filename
+        ) from None
 
 
 def _running(pid: int, current: Current, stated: Request | None, carrier: str | None) -> tuple[Explanation, Comparison]:

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from nvct.model import Request
 
 _LINK = "bundle-"
+_LOOKED_AT = 8
 _VOID = "void"
 
 
@@ -135,9 +136,13 @@ def _variable(spec: dict[str, object], name: str) -> str | None:
 
 
 def _forget_removed_bundles(folder: int) -> None:
-    """Engines remove a container's bundle with it, and tell nobody."""
-    for name in os.listdir(folder):
-        if name.startswith(_LINK) and not os.path.exists(os.readlink(name, dir_fd=folder)):
+    """Engines remove a container's bundle with it, and tell nobody. A start makes one link and looks at some others,
+    wherever its pid falls, so that there are never many more than there are bundles.
+    """
+    names = [name for name in os.listdir(folder) if name.startswith(_LINK)]
+    first = os.getpid() % len(names) if names else 0
+    for name in (names[first:] + names[:first])[:_LOOKED_AT]:
+        if not os.path.exists(os.readlink(name, dir_fd=folder)):
             os.unlink(name, dir_fd=folder)
 
 

@@ -61,6 +61,11 @@ HARM: dict[str, tuple[str, Callable[[Path], object], str]] = {
     "the tree of a stranger": (".", lambda path: os.chown(path, STRANGER, 0), "chown root {path}"),
     "a module that is a link": ("nvct/fastjson.py", linked, "{path} is a symbolic link; put the file itself there"),
     "a room that is a link": ("nvct/plan", lambda path: linked(path), "{path} is a symbolic link"),
+    "a room that is gone": (
+        "nvct/plan",
+        lambda path: shutil.rmtree(path),
+        "{path}: No such file or directory; it cannot",
+    ),
 }
 
 

@@ -403,7 +403,10 @@ def test_a_process_that_may_not_be_looked_at_is_told(run: Run, monkeypatch: pyte
     monkeypatch.setattr(running, "variables_of", forbidden)
     result = run("explain", "--container", "1")
     assert result.exit_code == 3
-    assert result.stderr == "nvct: /proc/1/environ: Permission denied; look at containers as root\n"
+    assert (
+        result.stderr
+        == "nvct: /proc/1/environ: Permission denied; it takes root with CAP_SYS_PTRACE to look into a container\n"
+    )
 
 
 def test_what_the_runtime_cannot_do() -> None:

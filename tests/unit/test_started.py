@@ -127,6 +127,19 @@ def test_links_to_removed_bundles_go_with_the_next_start(run_dir: Path, tmp_path
     assert os.readlink(run_dir / link) == str(tmp_path / "bundle-2")
 
 
+def test_many_links_to_removed_bundles_are_gone_after_some_starts(
+    run_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number in range(40):
+        create(tmp_path / f"bundle-{number}", "2")
+    for number in range(40):
+        (tmp_path / f"bundle-{number}").rename(tmp_path / f"gone-{number}")
+    for pid in range(20):
+        monkeypatch.setattr(os, "getpid", lambda pid=pid: pid)
+        create(tmp_path / "bundle", "2")
+    assert len(os.listdir(run_dir)) == 1
+
+
 def test_where_no_link_can_be_left_the_container_starts(
     monkeypatch: pytest.MonkeyPatch, root: ConfinedRoot, tmp_path: Path
 ) -> None:
