@@ -39,7 +39,9 @@ def loads(text: str) -> object:
 
 
 def dumps(value: object) -> str:
-    """The value as JSON text on one line, all of it ASCII. Raises TypeError for what JSON has no words for."""
+    """The value as JSON text on one line, all of it ASCII. Raises TypeError for what JSON has no words for, ValueError
+    for a number that is none or has no end: `loads` makes infinity of 1e400.
+    """
     return "".join(_encode(value, 0))
 
 
@@ -47,4 +49,4 @@ def _refuse(value: object) -> object:
     raise TypeError(f"JSON has no {type(value).__name__}")
 
 
-_encode = make_encoder(None, _refuse, encode_basestring_ascii, None, ":", ",", False, False, True)
+_encode = make_encoder(None, _refuse, encode_basestring_ascii, None, ":", ",", False, False, False)

@@ -115,7 +115,7 @@ def _put(parent: int, name: str, content: bytes, like: _Like) -> None:
         finally:
             os.close(descriptor)  # first, for some file systems tell only now that they are full
         os.rename(beside, name, src_dir_fd=parent, dst_dir_fd=parent)
-    except OSError:
+    except BaseException:  # a mistake of ours too shall leave nothing
         os.unlink(beside, dir_fd=parent)
         raise
 

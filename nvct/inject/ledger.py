@@ -27,4 +27,6 @@ class Ledger:
                 undo()
             except OSError as error:
                 failures.append(f"{what}: {error.strerror}")
+            except Exception as error:  # a mistake of ours, for which no other step shall stay
+                failures.append(f"{what}: {type(error).__name__} {error}")
         return tuple(failures)

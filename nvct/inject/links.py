@@ -68,7 +68,7 @@ def replace_link(parent: int, name: str, text: str) -> None:
     os.symlink(text, beside, dir_fd=parent)
     try:
         os.rename(beside, name, src_dir_fd=parent, dst_dir_fd=parent)
-    except OSError:
+    except BaseException:  # a mistake of ours too shall leave nothing
         os.unlink(beside, dir_fd=parent)
         raise
 

@@ -9,16 +9,18 @@ import os
 from stat import S_IMODE, S_ISCHR
 
 from nvct import edits as edits_json
-from nvct import fastjson, userns
+from nvct import userns
 from nvct.errors import DriverError, InjectionError, RequestError, StaleInventory
+from nvct.fastjson import loads
 from nvct.inject.look import look_as
 from nvct.inject.mounts import DEVICE_OPTIONS, check_source
 from nvct.inject.rootfs import ConfinedRoot
 from nvct.model import MountEdit, Remainder
 from nvct.node.charlinks import link_by_number
 from nvct.oci import lowlevel
+from nvct.oci.bundle import text_of
 from nvct.oci.inventory import ask_program, checked_plan, settings_alone, with_inventory
-from nvct.oci.spec import Change, Node, with_change, without_gpu_hooks
+from nvct.oci.spec import Change, Node, check_shape, with_change, without_gpu_hooks
 from nvct.oci.started import remember
 from nvct.oci.state import root_path
 from nvct.plan.names import names_foreign, share_out
@@ -45,6 +47,7 @@ def edit_bundle(bundle: Bundle, request: Request, config: str, low_level: str) -
 
     `config` is the settings file's path, `low_level` the path of the runtime that the front calls.
     """
+    check_shape(bundle.spec)
     if names_foreign(request):
         settings = settings_alone(config)
         lowlevel.check(low_level, config, settings)
@@ -58,12 +61,13 @@ def edit_bundle(bundle: Bundle, request: Request, config: str, low_level: str) -
         if settings.runtime_mode == HOOK:
             _write(bundle, with_change(without_gpu_hooks(bundle.spec), Change(hook=_whole_hook(config))))
             return ()
-        spec, warnings = _edited(bundle, request, settings, inventory)
+        spec, devices, warnings = _edited(bundle, request, settings, inventory)
         if spec is bundle.spec:
             bundle.forget_changes()
-        else:
-            _write(bundle, spec)
-        return warnings
+            return warnings
+        _write(bundle, spec)
+        # Only now, for a start that fails shall leave no links.
+        return warnings + link_by_number(devices, settings.char_links)
 
     return with_inventory(config, edit)
 
@@ -77,20 +81,24 @@ def _whole_hook(config: str) -> tuple[str, ...]:
     return (f"{_HOOKS}/{_WHOLE_HOOK}", _WHOLE_HOOK, "-config", os.path.abspath(config), "createRuntime")
 
 
-def _edited(bundle: Bundle, request: Request, settings: Settings, inventory: Inventory) -> tuple[Spec, tuple[str, ...]]:
-    """The spec with what is asked for in it, the bundle's own where that comes to nothing; and warnings."""
+def _edited(
+    bundle: Bundle, request: Request, settings: Settings, inventory: Inventory
+) -> tuple[Spec, tuple[DeviceEdit, ...], tuple[str, ...]]:
+    """The spec with what is asked for in it, the bundle's own where that comes to nothing; the devices that were
+    planned; and warnings.
+    """
     shares = share_out(request, settings)
     if not shares.request:
         check_driver(inventory, request, settings)  # which of its GPUs those are, is for the specs to say
-        return _with_cdi(without_gpu_hooks(bundle.spec), shares, settings), shares.warnings
-    spec, warnings = _with_plan(bundle, shares.request, settings, inventory)
-    return (_with_cdi(spec, shares, settings) if shares.names else spec), warnings
+        return _with_cdi(without_gpu_hooks(bundle.spec), shares, settings), (), shares.warnings
+    spec, devices, warnings = _with_plan(bundle, shares.request, settings, inventory)
+    return (_with_cdi(spec, shares, settings) if shares.names else spec), devices, warnings
 
 
 def _with_cdi(spec: Spec, shares: Shares, settings: Settings) -> Spec:
     told = {"spec": spec, "names": list(shares.names), "folders": list(settings.cdi_spec_dirs)}
     try:
-        edited: Any = fastjson.loads(ask_program("nvct/cdi/handover.py", text=fastjson.dumps(told)))
+        edited: Any = loads(ask_program("nvct/cdi/handover.py", text=text_of(told)))
     except DriverError as error:  # it is about the names, or about the specs
         raise RequestError(str(error)) from None
     return dict(edited)
@@ -98,19 +106,18 @@ def _with_cdi(spec: Spec, shares: Shares, settings: Settings) -> Spec:
 
 def _with_plan(
     bundle: Bundle, request: Request, settings: Settings, inventory: Inventory
-) -> tuple[Spec, tuple[str, ...]]:
+) -> tuple[Spec, tuple[DeviceEdit, ...], tuple[str, ...]]:
     root = _open_root(bundle)
     look = look_as(root, *_owner(bundle.spec))
     edits = checked_plan(inventory, replace(request, container=look), settings)
     if not edits.devices and not edits.mounts:
-        return bundle.spec, edits.warnings
+        return bundle.spec, (), edits.warnings
     if settings.runtime_hook == NEEDED and not _why_hook(edits, root, inventory.architecture):
         from nvct.plan.hookfree import without_hook  # few nodes need it
 
         edits = without_hook(edits, inventory.architecture, look)
     change, warnings = _change(bundle, edits, inventory, settings, root)
-    warnings += link_by_number(edits.devices, settings.char_links)
-    return with_change(without_gpu_hooks(bundle.spec), change), edits.warnings + warnings
+    return with_change(without_gpu_hooks(bundle.spec), change), edits.devices, edits.warnings + warnings
 
 
 def _why_hook(edits: Edits, root: ConfinedRoot, architecture: str) -> str:

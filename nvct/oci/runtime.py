@@ -11,6 +11,7 @@ import time
 from _signal import SIG_DFL, SIGPIPE, SIGXFSZ, signal  # type: ignore[import-not-found]  # `signal` takes 3 ms to import
 
 from nvct import fastjson
+from nvct.errors import RequestError
 from nvct.model import ContainerRoot
 from nvct.oci.bundle import Bundle
 from nvct.oci.report import Log, carried_out, fill_standard_descriptors, say
@@ -25,10 +26,14 @@ if TYPE_CHECKING:
 EDITING = ("create", "run")
 
 # Options of runc 1.1 to 1.3 and crun 1.8 to 1.21 that are followed by a value, before the command and after it. The
-# field's tools take one dash for two.
-_GLOBAL_VALUES = ("log", "log-format", "log-level", "root", "rootless", "criu", "cgroup-manager")
-_VALUES = ("bundle", "b", "config", "f", "console-socket", "pid-file", "preserve-fds")
-_HELP = ("help", "h", "version", "v")
+# front knows the same ones (a test holds that).
+GLOBAL_VALUES = ("log", "log-format", "log-level", "root", "rootless", "criu", "cgroup-manager")
+VALUES = ("bundle", "b", "config", "f", "console-socket", "pid-file", "pidfd-socket", "preserve-fds")
+_HELP = ("help", "h", "usage", "?", "version", "v", "V")
+
+# Targets of crun's --log that are no files, and what may stand before one that is.
+_NO_FILES = ("journald:", "syslog:")
+_FILE = "file:"
 
 
 @record
@@ -46,11 +51,14 @@ class Call:
     container: str = ""
 
 
-def parse(arguments: Sequence[str]) -> Call:
-    """Unknown options are taken for switches, as they are in the commands that matter here."""
+def parse(arguments: Sequence[str], as_crun: bool = False) -> Call:
+    """The command line as runc reads it, or crun. Unknown options are taken for switches, as they are in the commands
+    that matter here. Raises RequestError where an option may be another one to the low-level runtime than to nvct.
+    """
     found: dict[str, str] = {}
     words: list[str] = []
     rest = list(arguments)
+    read = _as_crun if as_crun else _as_runc
     while rest:
         word = rest.pop(0)
         if word == "--":
@@ -59,28 +67,74 @@ def parse(arguments: Sequence[str]) -> Call:
         if not word.startswith("-") or word == "-":
             words.append(word)
             continue
-        name, has_value, value = word.lstrip("-").partition("=")
+        if words and words[0] not in EDITING:
+            continue  # options of another command, or of a program that is to be run
+        name, value = read(word, VALUES if words else GLOBAL_VALUES)
         if name in _HELP:
             return Call()
-        if name in (_VALUES if words else _GLOBAL_VALUES):
-            if not has_value:
+        if name in (VALUES if words else GLOBAL_VALUES):
+            if value is None:
                 value = rest.pop(0) if rest else ""
-            found[name] = value
+            found["config" if name == "f" else "bundle" if name == "b" else name] = value
     return Call(
         command=words[0] if words else "",
-        bundle=found.get("bundle") or found.get("b") or ".",
-        config=found.get("config") or found.get("f") or "config.json",
-        log=found.get("log", ""),
+        bundle=found.get("bundle") or ".",
+        config=found.get("config") or "config.json",
+        log=_log_file(found.get("log", "")),
         log_format=found.get("log-format", ""),
         container=words[1] if len(words) > 1 else "",
     )
+
+
+def _as_runc(word: str, values: Sequence[str]) -> tuple[str, str | None]:
+    """An option's name and the value joined to it, as Go's `flag` reads it, which takes one dash for two.
+
+    runc refuses what is crun's alone; but a crun of another file name would take it for a bundle that is not looked at.
+    """
+    name, equals, value = word.lstrip("-").partition("=")
+    if name not in values:
+        joined = "b" in values and not word.startswith("--") and name.lstrip("d")[:1] in ("b", "f")
+        if joined or (word.startswith("--") and any(option.startswith(name) for option in values)):
+            raise RequestError(
+                f"{word!r:.80} is no option of runc's; write options out, and values apart (--bundle FOLDER); if the "
+                "low-level runtime is crun, let its file name begin so"
+            )
+    return name, value if equals else None
+
+
+def _as_crun(word: str, values: Sequence[str]) -> tuple[str, str | None]:
+    """The same as glibc's argp reads it: letters together after one dash, names cut short after two."""
+    if word.startswith("--"):
+        name, equals, value = word[2:].partition("=")
+        return _completed(name, values), value if equals else None
+    for position, letter in enumerate(word[1:], 2):
+        if letter in values or letter in _HELP:
+            return letter, word[position:] or None
+    return word, None
+
+
+def _completed(name: str, values: Sequence[str]) -> str:
+    known = [option for option in (*values, *_HELP) if len(option) > 1]
+    fitting = [option for option in known if option.startswith(name)]
+    if name in fitting or not fitting:
+        return name
+    if len(fitting) > 1:
+        raise RequestError(f"--{name} may be any of --{', --'.join(fitting)}: write the option out")
+    return fitting[0]
+
+
+def _log_file(target: str) -> str:
+    return "" if target.startswith(_NO_FILES) else target.removeprefix(_FILE)
 
 
 def main(arguments: list[str]) -> NoReturn:
     """Run with the settings file's path, the low-level runtime's, and that one's arguments."""
     config, low_level, *rest = arguments
     fill_standard_descriptors()
-    call = parse(rest)
+    try:
+        call = parse(rest, os.path.basename(low_level).startswith("crun"))
+    except RequestError as error:
+        os._exit(Log().failed(str(error)))
     if call.command in EDITING:
         log = _RuntimeLog(call.log, call.log_format)
         status = carried_out(lambda log: _edit(call, config, low_level, log), log)

@@ -22,14 +22,16 @@ if TYPE_CHECKING:
 # By these names engines call a program that gives a container GPUs: the established one's, or nvct's own.
 _GPU_HOOKS = ("nvidia-container-runtime-hook", "nvidia-container-toolkit")
 
-# The lists of a spec that changes are about, besides the stages of hooks.
-_LISTS = (
-    ("process", "env"),
-    ("process", "user", "additionalGids"),
-    ("mounts",),
-    ("linux", "devices"),
-    ("linux", "resources", "devices"),
-)
+_ENV = ("process", "env")
+_MOUNTS = ("mounts",)
+_NODES = ("linux", "devices")
+_RULES = ("linux", "resources", "devices")
+# What changes are about, besides the stages of hooks: lists, and objects, which count as lists of [key, value].
+_LISTS = (_ENV, ("process", "user", "additionalGids"), _MOUNTS, _NODES, _RULES)
+_OBJECTS = (("linux", "netDevices"), ("linux", "intelRdt"))
+
+# Lists of objects that are looked into, besides.
+_OF_OBJECTS = (_MOUNTS, _NODES, _RULES, *(("linux", name) for name in ("namespaces", "uidMappings", "gidMappings")))
 
 # What a container's programs do with a device; making nodes (m) is no part of it.
 _ACCESS = "rw"
@@ -82,11 +84,11 @@ def with_change(spec: Spec, change: Change) -> Spec:
 
 
 def difference(old: Spec, new: Spec) -> list[Spec]:
-    """What of the lists that changes are about makes `new` of `old`: for each, where it stands, what came and went."""
+    """What makes `new` of `old`: for each of the places that changes are about its path, what came and what went."""
     stages = dict.fromkeys((*_object(old, "hooks"), *_object(new, "hooks")))
     found = []
-    for path in (*_LISTS, *(("hooks", stage) for stage in stages)):
-        before, after = _at(old, path), _at(new, path)
+    for path in (*_LISTS, *_OBJECTS, *(("hooks", stage) for stage in stages)):
+        before, after = _entries(old, path), _entries(new, path)
         came = [entry for entry in after if entry not in before]
         went = [entry for entry in before if entry not in after]
         if came or went:
@@ -94,21 +96,114 @@ def difference(old: Spec, new: Spec) -> list[Spec]:
     return found
 
 
-def has(spec: Spec, changes: list[Spec]) -> bool:
-    """Whether the spec is one with these differences in it, and not one that an engine has written anew since."""
-    return all(entry in _at(spec, change["path"]) for change in changes for entry in change["came"])
+def is_place(path: list[Any]) -> bool:
+    """Whether that is the path of a place that changes are about."""
+    place = tuple(path)
+    return place in _LISTS or place in _OBJECTS or (len(place) == 2 and place[0] == "hooks" and type(place[1]) is str)
+
+
+def still_there(spec: Spec, changes: list[Spec]) -> list[Spec]:
+    """What of the differences is in the spec and has to be undone. None where an engine has written it anew since.
+
+    What came and is there is to go, whatever else was edited by hand since. What went is to come back, but for what is
+    the user's by now: whose successor (see `_name`) was edited or removed. Of differences that say the same the first
+    one counts. A variable alone proves nothing where other things came with it: an engine may write `void` by itself.
+    """
+    rest: dict[tuple[str, ...], list[Any]] = {}
+    back: dict[tuple[str, ...], list[Any]] = {}
+    found = []
+    for change in changes:
+        path = tuple(change["path"])
+        entries = rest.get(path, _entries(spec, path))
+        came = [entry for entry in change["came"] if entry in entries]
+        rest[path] = [entry for entry in entries if entry not in came]
+        edited = _names(path, [entry for entry in change["came"] if entry not in came])
+        said = back.setdefault(path, [])
+        went = [entry for entry in change["went"] if _name(path, entry) not in edited and entry not in said]
+        said += went
+        if came or went:
+            found.append({"path": list(path), "came": came, "went": went})
+    others = [change for change in changes if change["came"] and tuple(change["path"]) != _ENV]
+    proof = [change for change in found if change["came"] and (tuple(change["path"]) != _ENV or not others)]
+    return found if proof else []
 
 
 def without(spec: Spec, changes: list[Spec]) -> Spec:
-    """The spec as it was before; what went comes back, after what has stayed."""
+    """The spec with differences that are `still_there` undone; what went comes back after what has stayed, unless
+    something else is there under its name.
+    """
     new = dict(spec)
     for change in changes:
-        place = new
-        *parents, name = change["path"]
-        for parent in parents:
-            place[parent] = place = _object(place, parent)
-        place[name] = [entry for entry in _list(place, name) if entry not in change["came"]] + change["went"]
+        path = tuple(change["path"])
+        stayed = [entry for entry in _entries(new, path) if entry not in change["came"]]
+        names = _names(path, stayed)
+        _put(new, path, stayed + [entry for entry in change["went"] if _name(path, entry) not in names])
     return new
+
+
+def _name(path: tuple[str, ...], entry: Any) -> object:
+    """What two entries have in common of which one takes the other's place: by default all."""
+    if path == _ENV:
+        return str(entry).partition("=")[0]
+    if path in _OBJECTS:
+        return entry[0] if isinstance(entry, list) and entry else entry
+    key = "destination" if path == _MOUNTS else "path" if path == _NODES else ""
+    return entry.get(key) if key and isinstance(entry, dict) else entry
+
+
+def _names(path: tuple[str, ...], entries: list[Any]) -> list[object]:
+    return [_name(path, entry) for entry in entries]
+
+
+def _entries(spec: Spec, path: Sequence[str]) -> list[Any]:
+    """What is at one of the places that changes are about."""
+    for parent in path[:-1]:
+        spec = _object(spec, parent)
+    if tuple(path) in _OBJECTS:
+        return [[key, value] for key, value in _object(spec, path[-1]).items()]
+    return _list(spec, path[-1])
+
+
+def _put(spec: Spec, path: Sequence[str], entries: list[Any]) -> None:
+    """The opposite of `_entries`, with copies of the spec's inner objects. An object without a key goes, since an empty
+    `intelRdt` asks for a group of its own.
+    """
+    *parents, name = path
+    for parent in parents:
+        spec[parent] = spec = _object(spec, parent)
+    if tuple(path) not in _OBJECTS:
+        spec[name] = entries
+    elif entries:
+        spec[name] = dict(entries)
+    else:
+        spec.pop(name, None)
+
+
+def check_shape(spec: Spec) -> None:
+    """Raise RequestError where a part of the spec that is looked into has another shape than the OCI runtime
+    specification gives it.
+    """
+    for path in (*_LISTS, *_OBJECTS):
+        _entries(spec, path)
+    stages = tuple(("hooks", stage) for stage in _object(spec, "hooks"))
+    for path in (*_OF_OBJECTS, *stages):
+        for entry in _entries(spec, path):
+            if not isinstance(entry, dict):
+                raise RequestError(
+                    f"`{'.'.join(path)}` in config.json has {entry!r:.80}; expected objects, as `runc spec` writes them"
+                )
+    for mount in _list(spec, "mounts"):
+        _texts(mount, "mounts", ("destination", "source", "type"), _list(mount, "options"))
+    for node in _entries(spec, _NODES):
+        _texts(node, "linux.devices", ("path", "type"))
+
+
+def _texts(entry: Spec, where: str, keys: Sequence[str], more: Sequence[object] = ()) -> None:
+    for value in (*(entry.get(key, "") for key in keys), *more):
+        if not isinstance(value, str):
+            raise RequestError(
+                f"an entry of `{where}` in config.json has {value!r:.80}; expected text, as `runc spec` writes it"
+            )
 
 
 def without_gpu_hooks(spec: Spec) -> Spec:
@@ -190,12 +285,6 @@ def set_env(process: Spec, env: dict[str, str]) -> None:
     for name, value in env.items():
         kept = [entry for entry in _list(process, "env") if str(entry).partition("=")[0] != name]
         process["env"] = [*kept, f"{name}={value}"]
-
-
-def _at(spec: Spec, path: Sequence[str]) -> list[Any]:
-    for parent in path[:-1]:
-        spec = _object(spec, parent)
-    return _list(spec, path[-1])
 
 
 def _object(parent: Spec, name: str) -> Spec:

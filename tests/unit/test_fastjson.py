@@ -39,6 +39,22 @@ def test_it_refuses_what_json_refuses(text: str) -> None:
         assert repr(fastjson.loads(text)) == repr(expected)
 
 
+@pytest.mark.parametrize("text", ["1e400", "-1e400", "NaN", "Infinity"])
+def test_it_writes_no_number_that_json_has_not(text: str) -> None:
+    with pytest.raises(ValueError):
+        fastjson.dumps({"zz": [fastjson.loads(text)]})
+
+
+@given(VALUES)
+def test_what_it_writes_is_read_as_the_same(value: object) -> None:
+    try:
+        text = fastjson.dumps(value)
+    except ValueError:
+        assert "Infinity" in json.dumps(value)
+    else:
+        assert fastjson.loads(text) == json.loads(text) == value
+
+
 BAD = ["", " ", "{", '{"a": "x', "[1, 2", '{"a" 1}', "nul", '{"a": 1} x', "[1,]", '"\\u12"', "{1: 2}"]
 
 

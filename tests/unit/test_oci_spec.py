@@ -12,7 +12,7 @@ from nvct import fastjson
 from nvct.edits import HOOK_ENV
 from nvct.errors import RequestError
 from nvct.model import DeviceEdit, MountEdit
-from nvct.oci.spec import Change, Node, difference, has, with_change, without, without_gpu_hooks
+from nvct.oci.spec import Change, Node, check_shape, difference, still_there, with_change, without, without_gpu_hooks
 from nvct.sim.bundle import config
 
 GPU = DeviceEdit("/dev/nvidia1", "/driver/dev/nvidia1", 195, 1, "why")
@@ -80,7 +80,7 @@ def test_it_is_taken_out_again_also_through_text() -> None:
     changes = difference(spec(), new)
     text = fastjson.loads(fastjson.dumps(new)), fastjson.loads(fastjson.dumps(changes))
     assert text == (new, changes)
-    assert has(new, changes)
+    assert still_there(new, changes) == changes
     found = without(new, changes)
     assert found["hooks"].pop("createRuntime") == []
     assert found == spec()
@@ -88,10 +88,129 @@ def test_it_is_taken_out_again_also_through_text() -> None:
 
 def test_a_spec_that_an_engine_has_written_anew_has_no_change_in_it() -> None:
     changes = difference(spec(), with_change(spec(), CHANGE))
-    assert not has(spec(), changes)
-    partly = with_change(spec(), CHANGE)
-    partly["mounts"].pop()
-    assert not has(partly, changes)
+    assert still_there(spec(), changes) == []
+    answered = spec()
+    answered["process"]["env"] = ["NVIDIA_VISIBLE_DEVICES=void"]  # an engine's own
+    assert still_there(answered, changes) == []
+
+
+def undone(new: dict[str, Any], old: dict[str, Any] | None = None, changed: Change = CHANGE) -> dict[str, Any]:
+    """The spec `new`, which was made of another one by a change and then edited, without that change."""
+    old = old or spec()
+    changes = difference(old, with_change(old, changed))
+    return without(new, still_there(new, changes))
+
+
+@pytest.mark.parametrize("place", ["mounts", "devices", "rules", "hook", "env"])
+def test_whatever_is_still_there_is_taken_out_though_the_rest_was_removed_by_hand(place: str) -> None:
+    new = with_change(spec(), CHANGE)
+    parts: dict[str, tuple[Any, Any]] = {
+        "mounts": (new, "mounts"),
+        "devices": (new["linux"], "devices"),
+        "rules": (new["linux"]["resources"], "devices"),
+        "hook": (new["hooks"], "createRuntime"),
+        "env": (new["process"], "env"),
+    }
+    holder, key = parts[place]
+    holder[key] = holder[key][:-1]
+    expected = spec()
+    if place == "env":
+        expected["process"]["env"] = ["PATH=/usr/bin"]  # the variable is gone, as the user has it
+    found = undone(new)
+    found["hooks"].pop("createRuntime")
+    assert found == expected
+
+
+@pytest.mark.parametrize("value", ["5", "none", "void,"])
+def test_a_variable_that_was_edited_by_hand_counts_as_it_is(value: str) -> None:
+    new = with_change(spec(), CHANGE)
+    new["process"]["env"] = ["PATH=/usr/bin", f"NVIDIA_VISIBLE_DEVICES={value}"]
+    found = undone(new)
+    assert found["process"]["env"] == ["PATH=/usr/bin", f"NVIDIA_VISIBLE_DEVICES={value}"]
+    assert (found["mounts"], found["linux"]) == (spec()["mounts"], spec()["linux"])
+
+
+def test_a_variable_that_was_added_by_hand_outweighs_the_one_that_went() -> None:
+    new = with_change(spec(), CHANGE)
+    new["process"]["env"].append("NVIDIA_VISIBLE_DEVICES=5")
+    assert undone(new)["process"]["env"] == ["PATH=/usr/bin", "NVIDIA_VISIBLE_DEVICES=5"]
+
+
+def test_an_entry_of_ours_that_was_edited_is_the_users() -> None:
+    new = with_change(spec(), CHANGE)
+    new["mounts"][-1]["options"] = ["rbind"]
+    found = undone(new)
+    assert found["mounts"] == new["mounts"]
+    assert found["linux"] == spec()["linux"]
+
+
+def test_what_went_comes_back_only_where_something_of_ours_is_there() -> None:
+    old = spec()
+    for path, went in ((["process", "env"], "NVIDIA_VISIBLE_DEVICES=all"), (["hooks", "prestart"], {"path": "/x"})):
+        assert still_there(old, [{"path": path, "came": [], "went": [went]}]) == []
+
+
+def test_a_hook_that_went_comes_back_though_the_variable_was_edited() -> None:
+    old = spec()
+    old["hooks"]["prestart"] = [{"path": "/usr/bin/nvidia-container-runtime-hook"}]
+    new = with_change(without_gpu_hooks(old), CHANGE)
+    changes = difference(old, new)
+    new["process"]["env"] = []
+    assert without(new, still_there(new, changes))["hooks"]["prestart"] == old["hooks"]["prestart"]
+
+
+def test_a_mount_that_another_one_had_replaced_comes_back_unless_there_is_a_third() -> None:
+    old = {"mounts": [{"destination": "/a", "source": "/1"}]}
+    new: dict[str, Any] = {"mounts": [{"destination": "/a", "source": "/2"}, {"destination": "/b", "source": "/2"}]}
+    changes = difference(old, new)
+    assert without(new, still_there(new, changes)) == old
+    new["mounts"][0]["source"] = "/3"
+    assert without(new, still_there(new, changes)) == {"mounts": [{"destination": "/a", "source": "/3"}]}
+
+
+def test_objects_that_cdi_specs_write_are_taken_out_by_their_keys() -> None:
+    old: dict[str, Any] = {"linux": {"netDevices": {"eth0": {"name": "a"}}}}
+    new: dict[str, Any] = {
+        "linux": {"netDevices": {"eth0": {"name": "b"}, "eth1": {"name": "c"}}, "intelRdt": {"closID": "x"}}
+    }
+    changes = difference(old, new)
+    assert without(new, still_there(new, changes)) == old
+    new["linux"]["netDevices"]["eth0"] = {"name": "mine"}
+    assert without(new, still_there(new, changes)) == {"linux": {"netDevices": {"eth0": {"name": "mine"}}}}
+
+
+BAD_SHAPES = [
+    ({"linux": "x"}, "`linux`"),
+    ({"linux": {"devices": ["x"]}}, "`linux.devices`"),
+    ({"linux": {"devices": [{"path": ["/dev/x"]}]}}, "`linux.devices`"),
+    ({"linux": {"namespaces": 7}}, "`namespaces`"),
+    ({"linux": {"namespaces": ["user"]}}, "`linux.namespaces`"),
+    ({"linux": {"uidMappings": {}}}, "`uidMappings`"),
+    ({"linux": {"gidMappings": [0]}}, "`linux.gidMappings`"),
+    ({"linux": {"resources": []}}, "`resources`"),
+    ({"linux": {"resources": {"devices": [1]}}}, "`linux.resources.devices`"),
+    ({"linux": {"netDevices": []}}, "`netDevices`"),
+    ({"mounts": [{"destination": "/a", "options": 7}]}, "`options`"),
+    ({"mounts": [{"destination": "/a", "options": [7]}]}, "`mounts`"),
+    ({"mounts": [{"destination": 7}]}, "`mounts`"),
+    ({"mounts": ["/a"]}, "`mounts`"),
+    ({"hooks": {"prestart": ["/a"]}}, "`hooks.prestart`"),
+    ({"hooks": {"prestart": {}}}, "`prestart`"),
+    ({"process": {"user": "root"}}, "`user`"),
+    ({"process": {"user": {"additionalGids": 7}}}, "`additionalGids`"),
+]
+
+
+@pytest.mark.parametrize(("part", "name"), BAD_SHAPES)
+def test_a_shape_that_no_spec_has_is_refused_in_one_line(part: dict[str, Any], name: str) -> None:
+    with pytest.raises(RequestError, match=f"{name} in config.json (is|has) .*; expected .*`runc spec`") as caught:
+        check_shape(part)
+    assert "\n" not in str(caught.value)
+
+
+def test_every_shape_that_engines_write_passes() -> None:
+    check_shape(with_change(spec(), CHANGE))
+    check_shape({"mounts": None, "linux": None, "process": {"env": None}})
 
 
 def test_twice_is_once() -> None:
