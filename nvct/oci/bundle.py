@@ -34,8 +34,8 @@ _PATIENCE_S = 10
 
 
 class Bundle:
-    """`spec` is config.json as it was before an earlier `create`, with what was edited by hand since; `changes` are those
-    that it has of that one, none in a config.json that was written anew.
+    """`spec` is config.json as it was before an earlier `create`, with what was edited by hand since; `changes` are
+    those that it has of that one, none in a config.json that was written anew.
     """
 
     def __init__(self, folder: str, path: str, spec: dict[str, Any]) -> None:

@@ -185,12 +185,12 @@ def check_shape(spec: Spec) -> None:
     """
     for path in (*_LISTS, *_OBJECTS):
         _entries(spec, path)
-    stages = tuple(("hooks", stage) for stage in _object(spec, "hooks"))
-    for path in (*_OF_OBJECTS, *stages):
-        for entry in _entries(spec, path):
+    stages = [("hooks", stage) for stage in _object(spec, "hooks")]
+    for place in (*_OF_OBJECTS, *stages):
+        for entry in _entries(spec, place):
             if not isinstance(entry, dict):
                 raise RequestError(
-                    f"`{'.'.join(path)}` in config.json has {entry!r:.80}; expected objects, as `runc spec` writes them"
+                    f"`{'.'.join(place)}` in config.json has {entry!r:.80}; expected objects, as in `runc spec`"
                 )
     for mount in _list(spec, "mounts"):
         _texts(mount, "mounts", ("destination", "source", "type"), _list(mount, "options"))

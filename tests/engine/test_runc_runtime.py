@@ -120,6 +120,30 @@ def test_a_bundle_that_is_used_again_gives_the_same(
         assert json.loads((bundle / "config.json").read_text()) == json.loads(once)
 
 
+def ask(bundle: Path, value: str | None) -> None:
+    """Edit the request of a bundle, and nothing else of its config.json; None takes the variable away."""
+    spec = json.loads((bundle / "config.json").read_text())
+    env = [entry for entry in spec["process"]["env"] if not entry.startswith(f"{DEVICES}=")]
+    spec["process"]["env"] = env if value is None else [*env, f"{DEVICES}={value}"]
+    (bundle / "config.json").write_text(json.dumps(spec))
+
+
+def test_a_request_that_is_edited_in_a_used_bundle_is_answered_anew(
+    runc: None, dgx: SimNode, tmp_path: Path, static_programs: Path
+) -> None:
+    """Nothing of the earlier one stays, not even when nothing is asked for any more."""
+    bundle = make_bundle(tmp_path, dgx, "0:1", static_programs)
+    with started(bundle, dgx):
+        pass
+    for value, devices in (("5", ["5"]), ("4", ["4"]), ("none", [])):
+        ask(bundle, value)
+        with started(bundle, dgx) as container:
+            assert container.look(dgx.device_numbers()).opens == carried(wanted(dgx, devices), BY_RUNTIME)["opens"]
+    ask(bundle, None)
+    with started(bundle, dgx) as container:
+        assert container.look(dgx.device_numbers()).opens == set()
+
+
 def test_a_bundle_that_is_used_again_gives_what_the_node_has_now(
     runc: None, own_dgx: SimNode, tmp_path: Path, static_programs: Path
 ) -> None:

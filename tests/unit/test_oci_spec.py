@@ -164,7 +164,7 @@ def test_a_mount_that_another_one_had_replaced_comes_back_unless_there_is_a_thir
     new: dict[str, Any] = {"mounts": [{"destination": "/a", "source": "/2"}, {"destination": "/b", "source": "/2"}]}
     changes = difference(old, new)
     assert without(new, still_there(new, changes)) == old
-    new["mounts"][0]["source"] = "/3"
+    new["mounts"][0] = {"destination": "/a", "source": "/3"}
     assert without(new, still_there(new, changes)) == {"mounts": [{"destination": "/a", "source": "/3"}]}
 
 

@@ -243,7 +243,6 @@ def in_bundle(bundle: Path) -> list[tuple[str, ...]]:
         ("create", "--bundle", str(bundle), "name"),
         ("run", f"--bundle={bundle}", "name"),
         ("--log", "/dev/null", "create", "-b", str(bundle), "name"),
-        ("create", "-bundle", str(bundle), "name"),
     ]
 
 
