@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from nvct.oci import lowlevel
+from nvct.oci import lowlevel, runtime
 from nvct.settings import Settings
 from nvct.sim.bundle import config
 from tests.support.runc import HOOK, RUNTIME
@@ -243,6 +243,7 @@ def in_bundle(bundle: Path) -> list[tuple[str, ...]]:
         ("create", "--bundle", str(bundle), "name"),
         ("run", f"--bundle={bundle}", "name"),
         ("--log", "/dev/null", "create", "-b", str(bundle), "name"),
+        ("--log-format=json", "--root", "/r", "create", "--bundle", str(bundle), "--pid-file", "/p", "name"),
     ]
 
 
@@ -278,8 +279,48 @@ def test_python_decides_where_the_bundle_is_not_plain(front: Front, traced: Call
     assert "python" in traced("create", "--bundle", "/nowhere", *plain)
     assert "python" in traced("create", "--config", "config.json", *plain)
     assert "python" in traced("create", "--bundle", str(bundle), "--", "name")
+    assert "python" in traced("create", "-bundle", str(bundle), "name")
+    assert "python" in traced("create", f"-b={bundle}", "name")
+    assert "python" in traced("create", "--new-option", *plain)
     (bundle / "nvct-changes.json").write_text('{"changes": []}')
     assert "python" in traced("create", *plain)
+
+
+def asking_bundle(front: Front) -> Path:
+    """A bundle whose container asks for a GPU and has a shape that is refused, so that it shows whether it was read."""
+    bundle = front.bundle({"NVIDIA_VISIBLE_DEVICES": "0"})
+    spec = json.loads((bundle / "config.json").read_text())
+    (bundle / "config.json").write_text(json.dumps({**spec, "linux": "x"}))
+    return bundle
+
+
+def test_an_option_that_looks_like_the_value_of_another_hides_no_request(front: Front) -> None:
+    done = front.start("--log", "--bundle", "create", "c1", cwd=asking_bundle(front))
+    assert (done.returncode, done.stderr) == (
+        1,
+        "nvct: `linux` in config.json is 'x'; expected an object, as `runc spec` writes it\n",
+    )
+
+
+@pytest.mark.parametrize("form", ["-b{}", "-db{}", "--bund={}", "--bu={}"])
+def test_crun_is_understood_and_for_runc_the_form_is_refused(front: Front, form: str) -> None:
+    arguments = ("run", form.format(asking_bundle(front)), "c1")
+    done = front.start(*arguments)
+    assert done.returncode == 1
+    assert re.fullmatch(r"nvct: .* is no option of runc's; .*\n", done.stderr)
+    crun = front.low.rename(front.folder / "crun")
+    front.choice.write_text(f"{crun}\n")
+    assert "`linux` in config.json is 'x'" in front.start(*arguments).stderr
+    assert not front.report.exists()
+
+
+def test_front_and_python_know_the_same_options() -> None:
+    text = RUNTIME.read_text()
+    alone = re.findall(r"(--[a-z-]+)(?= \||\) _nvct_option=other)", "\n".join(re.findall(r".*option=other ;;", text)))
+    joined = re.findall(r"(--[a-z-]+)=\*", text)
+    names = {f"--{name}" for name in (*runtime.GLOBAL_VALUES, *runtime.VALUES) if len(name) > 1} - {"--config"}
+    assert {*alone, "--bundle"} == names
+    assert set(joined) == names
 
 
 def test_both_fronts_look_for_the_same_words() -> None:
