@@ -77,6 +77,22 @@ def test_an_older_file_is_replaced_and_a_failure_puts_it_back(rootfs: Path, kern
 
 
 @KERNELS
+@pytest.mark.parametrize("before", [None, "older"])
+def test_a_fault_of_any_kind_leaves_nothing(rootfs: Path, kernel: str, before: str | None) -> None:
+    """A mode that is no number is found when the file is beside its place already."""
+    path = "/etc/file"
+    if before:
+        (rootfs / path[1:]).write_text(before)
+    edits = Edits(files=(FileEdit(path, "new", "0444", "graphics"),))  # type: ignore[arg-type]
+    with BareContainer(rootfs) as container:
+        tree = container.tree()
+        error, _ = container.inject(edits, kernel)
+        assert error.startswith("InjectionError: write files: TypeError")
+        assert "everything done before was undone" in error
+        assert container.tree() == tree
+
+
+@KERNELS
 @pytest.mark.parametrize("depth", [1, 2, 3, 4])
 @pytest.mark.parametrize("form", ["absolute", "relative", "proc"])
 def test_no_link_in_the_path_leads_out(rootfs: Path, tmp_path: Path, kernel: str, depth: int, form: str) -> None:

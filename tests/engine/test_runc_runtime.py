@@ -142,6 +142,7 @@ def test_a_request_that_is_edited_in_a_used_bundle_is_answered_anew(
     ask(bundle, None)
     with started(bundle, dgx) as container:
         assert container.look(dgx.device_numbers()).opens == set()
+        assert container.devices_v1() == rules_v1({})
 
 
 def test_a_bundle_that_is_used_again_gives_what_the_node_has_now(
