@@ -132,7 +132,7 @@ def main(arguments: list[str]) -> NoReturn:
     config, low_level, *rest = arguments
     fill_standard_descriptors()
     try:
-        call = parse(rest, os.path.basename(low_level).startswith("crun"))
+        call = parse(rest, os.path.basename(os.path.realpath(low_level)).startswith("crun"))
     except RequestError as error:
         os._exit(Log().failed(str(error)))
     if call.command in EDITING:

@@ -309,7 +309,8 @@ def test_crun_is_understood_and_for_runc_the_form_is_refused(front: Front, form:
     assert done.returncode == 1
     assert re.fullmatch(r"nvct: .* is no option of runc's; .*\n", done.stderr)
     crun = front.low.rename(front.folder / "crun")
-    front.choice.write_text(f"{crun}\n")
+    front.choice.unlink()
+    front.choice.symlink_to(crun)
     assert "`linux` in config.json is 'x'" in front.start(*arguments).stderr
     assert not front.report.exists()
 
