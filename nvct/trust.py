@@ -112,7 +112,10 @@ def _why_way_is_unsafe(path: str) -> str:
 def _why_room_is_unsafe(folder: str, versions: list[tuple[str, int, int, int]]) -> str:
     for name in (".", *os.listdir(folder)):
         path = f"{folder}/{name}"
-        status = os.lstat(path)
+        try:
+            status = os.lstat(path)
+        except FileNotFoundError:
+            continue  # of another start, which has just put it under its own name
         kind = status.st_mode & _KIND_AND_OTHERS
         if kind != S_IFDIR:
             versions.append((path, status.st_size, status.st_mtime_ns, status.st_ctime_ns))
