@@ -1,8 +1,8 @@
-"""The loader cache: glibc's /etc/ld.so.cache, read, merged and written as bytes. Nothing here opens a file.
+"""The loader cache: glibc's /etc/ld.so.cache, read and written as bytes. Nothing here opens a file.
 
 Three forms are found in the wild: "new" (a header `glibc-ld.so.cache1.1`; what ldconfig writes since glibc 2.32),
 "compat" (an old table, then the new one; its habit before) and "old" (`ld.so-1.7.0` alone). Every ld.so since glibc 2.2
-reads the new form, so that is what is written; for a compat file with an extension see `_build`.
+reads the new form, so that is what is written; for a compat file with an extension see `build`.
 
     header     48 bytes: magic 17, version 3, u32 entries, u32 bytes of strings, u8 byte order (0 unset, 2 little,
                3 big), 3 unused, u32 offset of the extension (0: none), 12 unused
@@ -12,9 +12,6 @@ reads the new form, so that is what is written; for a compat file with an extens
 
 Offsets of strings count from the new header, those of the extension and its sections from the start of the file.
 
-ld.so finds a name by bisection: entries stand in descending order of its own comparison of names (`_rank`), then
-of flags, then of hwcap. An entry in the wrong place is listed by `ldconfig -p` and found by no program.
-
 A cache comes out of an image and may be hostile, so sizes are bounded and every offset is checked before it is used.
 """
 
@@ -23,16 +20,11 @@ from __future__ import annotations
 import _struct
 
 from nvct.errors import NvctError
-from nvct.record import record, replace
+from nvct.record import record
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
-    from collections.abc import Set as AbstractSet
-
-    Addition = tuple[str, str, int]
-    Drop = Callable[[str, str], bool] | AbstractSet[tuple[str, str]]
-    Rank = tuple[bytes | int, ...]
+    from collections.abc import Iterator, Sequence
 
 # The largest caches seen hold some 20,000 entries in 2 MB.
 MAX_SIZE = 64 << 20  # bytes of a cache; also of all its names and paths together, which may share bytes
@@ -41,6 +33,8 @@ MAX_NAME = 255  # bytes, as in the kernel's NAME_MAX and PATH_MAX
 MAX_PATH = 4095
 MAX_SECTIONS = 16
 MAX_EXTENSION = 1 << 20  # bytes of all sections together
+
+ENTRY_SIZE = 24  # bytes
 
 # The bits of an entry's flags that tell its architecture and ABI; the rest tell the C library (3: glibc).
 ARCHITECTURE = 0xFF00
@@ -57,16 +51,12 @@ _FLAGS = {
     ("ppc64le", 64): 0x0503,
 }
 
-# i386, x86-64 and x32. ld.so compares names as C's `char`, which is signed on these.
-_SIGNED_CHAR = (0x0000, 0x0300, 0x0800)
-
 _OLD_MAGIC = b"ld.so-1.7.0"
 _OLD_HEADER = 16
 _OLD_ENTRY = 12
 _MAGIC = b"glibc-ld.so.cache1.1"
 _HEADER = 48
-_ENTRY = 24
-_WORDS = _ENTRY // 4
+_WORDS = ENTRY_SIZE // 4
 _LITTLE_ENDIAN = 2
 _BIG_ENDIAN = 3
 _EXTENSION_MAGIC = 0xEAA42174
@@ -124,13 +114,55 @@ class Cache:
 
     @property
     def count(self) -> int:
-        return len(self.table) // _ENTRY
+        return len(self.table) // ENTRY_SIZE
 
     @property
     def entries(self) -> Iterator[Entry]:
-        """Every entry, in the order of the file. Raises LoaderCacheError at a string without end or too long."""
-        for name, path, (flags, _, _, osversion, low, high) in _lines(self):
-            yield Entry(name, path, flags, osversion, high << 32 | low)
+        """Every entry, in the order of the file. Raises LoaderCacheError as `lines` does."""
+        for index, (name, path) in enumerate(self.lines()):
+            flags, _, _, osversion, low, high = self.row(index)
+            yield Entry(decode(name), decode(path), flags, osversion, high << 32 | low)
+
+    def lines(self) -> Iterator[tuple[bytes, bytes]]:
+        """Name and path of each entry. Raises LoaderCacheError as `line` does, and where all together are too long."""
+        total = 0
+        for index in range(self.count):
+            name, path = self.line(index)
+            total += len(name) + len(path)
+            if total > MAX_SIZE:
+                raise LoaderCacheError(f"loader cache: its names and paths exceed {MAX_SIZE} bytes together; {_REMEDY}")
+            yield name, path
+
+    def line(self, index: int) -> tuple[bytes, bytes]:
+        """Name and path of an entry. Raises LoaderCacheError at a string without end or too long."""
+        _, name, path, *_ = self.row(index)
+        return self.string(name, MAX_NAME), self.string(path, MAX_PATH)
+
+    def row(self, index: int) -> tuple[int, ...]:
+        """Of an entry flags, name and path (offsets), osversion, low and high half of hwcap."""
+        return _struct.unpack_from(f"<{_WORDS}I", self.table, index * ENTRY_SIZE)
+
+    def string(self, offset: int, limit: int) -> bytes:
+        """The string at an offset, of at most `limit` bytes. Raises LoaderCacheError."""
+        at = offset - self.strings_at
+        end = self.strings.find(0, at, at + limit + 1)
+        if end < 0:
+            raise LoaderCacheError(
+                f"loader cache: the string at offset {offset} has no end within {limit} bytes; {_REMEDY}"
+            )
+        return self.strings[at:end]
+
+
+EMPTY = Cache("new", "little", b"", b"", _HEADER)
+
+
+def decode(text: bytes) -> str:
+    """A name or path as text; `encode` is the way back."""
+    return text.decode("utf-8", "surrogateescape")
+
+
+def encode(text: str) -> bytes:
+    return text.encode("utf-8", "surrogateescape")
 
 
 def parse(data: bytes) -> Cache:
@@ -181,77 +213,7 @@ def names(data: bytes, architecture: str) -> list[tuple[str, str, int]]:
     return [(entry.name, entry.path, widths.get(entry.flags & ARCHITECTURE, 0)) for entry in parse(data).entries]
 
 
-def merge(
-    data: bytes | None,
-    add: Sequence[Addition],
-    drop: Drop = frozenset(),
-    parsed: Cache | None = None,
-    beginnings: tuple[str, ...] = ("",),
-) -> bytes:
-    """A cache that answers as `data` does, save for the added (name, path, flags) and what `drop` names.
-
-    Empty or None is a cache without entries. An added name replaces every entry of that name and architecture, whatever
-    processors it is for; names are equal that ld.so holds equal (`lib01.so`, `lib1.so`), and the last of two wins.
-    `drop`, a set or a function of (name, path), is asked about the old entries whose names have one of the
-    `beginnings`, which end in no digit; one that equals an addition stays. `parsed` is what `parse` makes of `data`,
-    where the caller has it.
-    Where nothing changes, `data` comes back as it is, so to merge twice is to merge once. Strings of entries that go
-    stay in the file as dead bytes, since finding those that nobody shares would mean to read them all.
-
-    Raises LoaderCacheError for a cache that `parse` refuses or that is big-endian, and for an addition that no cache
-    can hold. Whether the cache is for the container's architecture is for the caller to ask (`architecture_of`).
-    """
-    cache = parsed or (parse(data) if data else Cache("new", "little", b"", b"", _HEADER))
-    if cache.byteorder != "little":
-        raise LoaderCacheError("loader cache: big-endian, so the image is for another kind of machine; leave it alone")
-    for addition in add:
-        _check_addition(*addition)
-    flags = add[0][2] if add else next(iter(_column(cache.table, 0)), 0)
-    signed_char = flags & ARCHITECTURE in _SIGNED_CHAR
-    merged = _merged(cache, add, drop, beginnings, signed_char)
-    if data and merged is cache:
-        return data
-    if add and not (_in_order(cache, signed_char) and _merged(merged, add, frozenset(), (), signed_char) is merged):
-        merged = _merged(_restored(cache, signed_char), add, drop, beginnings, signed_char)
-    return _build(merged)
-
-
 # Reading
-
-
-def _decode(text: bytes) -> str:
-    return text.decode("utf-8", "surrogateescape")
-
-
-def _string(cache: Cache, offset: int, limit: int) -> bytes:
-    at = offset - cache.strings_at
-    end = cache.strings.find(0, at, at + limit + 1)
-    if end < 0:
-        raise LoaderCacheError(
-            f"loader cache: the string at offset {offset} has no end within {limit} bytes; {_REMEDY}"
-        )
-    return cache.strings[at:end]
-
-
-def _lines(cache: Cache) -> Iterator[tuple[str, str, tuple[int, ...]]]:
-    """Name, path and words of each entry."""
-    total = 0
-    for index in range(cache.count):
-        name, path, row = _line(cache, index)
-        total += len(name) + len(path)
-        if total > MAX_SIZE:
-            raise LoaderCacheError(f"loader cache: its names and paths exceed {MAX_SIZE} bytes together; {_REMEDY}")
-        yield _decode(name), _decode(path), row
-
-
-def _line(cache: Cache, index: int) -> tuple[bytes, bytes, tuple[int, ...]]:
-    row = _row(cache, index)
-    return _string(cache, row[1], MAX_NAME), _string(cache, row[2], MAX_PATH), row
-
-
-def _row(cache: Cache, index: int) -> tuple[int, ...]:
-    """Flags, name, path, osversion, low and high half of hwcap."""
-    return _struct.unpack_from(f"<{_WORDS}I", cache.table, index * _ENTRY)
 
 
 def _column(table: bytes, column: int) -> memoryview:
@@ -306,10 +268,11 @@ def _parse_old(data: bytes, count: int, order: str) -> Cache:
         words[column::_WORDS] = old[column::3]
     strings = data[_OLD_HEADER + _OLD_ENTRY * count :]
     _check_offsets(old[1::3] + old[2::3], 0, len(strings))
-    return Cache("old", _ORDER_NAMES[order], _table(words), strings, 0)
+    return Cache("old", _ORDER_NAMES[order], pack(words), strings, 0)
 
 
-def _table(words: Sequence[int]) -> bytes:
+def pack(words: Sequence[int]) -> bytes:
+    """Numbers of a table as bytes."""
     return _struct.pack(f"<{len(words)}I", *words)
 
 
@@ -319,14 +282,14 @@ def _parse_new(data: bytes, start: int, form: str) -> Cache:
     order = _byte_order(data, start)
     count, size = _struct.unpack_from(f"{order}2I", data, start + 20)
     (extension_at,) = _struct.unpack_from(f"{order}I", data, start + 32)
-    _check_count(count, _ENTRY, len(data) - start - _HEADER)
-    strings_at = _HEADER + _ENTRY * count
+    _check_count(count, ENTRY_SIZE, len(data) - start - _HEADER)
+    strings_at = _HEADER + ENTRY_SIZE * count
     if size > len(data) - start - strings_at:
         room = len(data) - start - strings_at
         raise LoaderCacheError(f"loader cache: claims {size} bytes of strings, has room for {room}; {_REMEDY}")
     table = data[start + _HEADER : start + strings_at]
     if order == ">":
-        table = _table(_halves_swapped(_struct.unpack(f">{count * _WORDS}I", table)))
+        table = pack(_halves_swapped(_struct.unpack(f">{count * _WORDS}I", table)))
     for column in (1, 2):
         offsets = _column(table, column)
         if not _all_between(offsets.tobytes(), strings_at, strings_at + size):
@@ -351,7 +314,7 @@ def _byte_order(data: bytes, start: int) -> str:
     count = int.from_bytes(data[start + 20 : start + 24], "little")
     swapped = int.from_bytes(data[start + 20 : start + 24], "big")
     room = len(data) - start - _HEADER
-    return ">" if swapped * _ENTRY <= room < count * _ENTRY else "<"
+    return ">" if swapped * ENTRY_SIZE <= room < count * ENTRY_SIZE else "<"
 
 
 def _halves_swapped(words: tuple[int, ...]) -> tuple[int, ...]:
@@ -387,218 +350,18 @@ def _hwcap_offsets(section: Section, order: str) -> tuple[int, ...]:
     return _struct.unpack(f"{order}{len(section.payload) // 4}I", section.payload)
 
 
-# The order of entries
-
-_DIGITS = bytes(byte if 48 <= byte <= 57 else 32 for byte in range(256))
-_AS_SIGNED = bytes(byte ^ 0x80 for byte in range(256))
-_ABOVE_ALL = b"\xff\xff"
-_PROBES = 128
-
-
-class _Ranks:
-    """The names of a cache as ld.so compares them, on a machine whose `char` is signed or not."""
-
-    def __init__(self, cache: Cache, signed_char: bool) -> None:
-        self._cache = cache
-        self._signed_char = signed_char
-        self._known: dict[int, Rank] = {}  # bisections begin at the same places
-
-    def at(self, index: int) -> Rank:
-        rank = self._known.get(index)
-        if rank is None:
-            at = index * _ENTRY + 4
-            offset = int.from_bytes(self._cache.table[at : at + 4], "little")
-            rank = self._known[index] = _rank(_string(self._cache, offset, MAX_NAME), self._signed_char)
-        return rank
-
-    def first_at_most(self, rank: Rank) -> int:
-        """The first entry whose name ranks no higher."""
-        low, high = 0, self._cache.count
-        while low < high:
-            middle = (low + high) // 2
-            if self.at(middle) > rank:
-                low = middle + 1
-            else:
-                high = middle
-        return low
-
-
-def _rank(name: bytes, signed_char: bool) -> Rank:
-    """Ranks compare as ld.so compares names: a run of digits as C's int (9 < 10, 01 = 1), above letters."""
-    table = _AS_SIGNED if signed_char else None
-    parts: list[bytes | int] = []
-    rest = name
-    for run in name.translate(_DIGITS).split():
-        head, _, rest = rest.partition(run)
-        parts.append(head.translate(table) + _ABOVE_ALL)
-        parts.append(int(run) + (1 << 31) & 0xFFFFFFFF)  # a longer run wraps round
-    parts.append((rest + b"\0").translate(table))
-    return tuple(parts)
-
-
-def _in_order(cache: Cache, signed_char: bool) -> bool:
-    """Whether neighbours stand in order, at up to 128 places: comparing all of 20,000 names would take 40 ms.
-
-    Some image builders write caches of their own, in the order of bytes. There ld.so misses most names, and would
-    miss what is inserted by bisection.
-    """
-    ranks = _Ranks(cache, signed_char)
-    step = cache.count // _PROBES + 1
-    return all(ranks.at(index) >= ranks.at(index + 1) for index in range(0, cache.count - 1, step))
-
-
-def _restored(cache: Cache, signed_char: bool) -> Cache:
-    """The same entries where ld.so finds them."""
-    ranks = _Ranks(cache, signed_char)
-
-    def place(index: int) -> tuple[Rank, int, int]:
-        flags, _, _, _, low, high = _row(cache, index)
-        return ranks.at(index), flags, high << 32 | low
-
-    places = [index * _ENTRY for index in sorted(range(cache.count), key=place, reverse=True)]
-    return replace(cache, table=b"".join(cache.table[at : at + _ENTRY] for at in places))
-
-
-# Merging
-
-
-@record
-class _New:
-    """An entry that goes in before the one of index `before`."""
-
-    before: int
-    name: bytes
-    path: bytes
-    flags: int
-
-
-def _check_addition(name: str, path: str, flags: int) -> None:
-    fits = 0 < len(_encode(name)) <= MAX_NAME and len(_encode(path)) <= MAX_PATH
-    if not fits or "\0" in name + path or "/" in name or not path.startswith("/") or not 0 <= flags <= 0xFFFFFFFF:
-        raise LoaderCacheError(
-            f"loader cache: cannot hold {name!r} => {path!r} with flags {flags:#x}; expected a file name of at most "
-            f"{MAX_NAME} bytes, an absolute path of at most {MAX_PATH}, and 32 bits of flags"
-        )
-
-
-def _encode(text: str) -> bytes:
-    return text.encode("utf-8", "surrogateescape")
-
-
-def _merged(cache: Cache, add: Sequence[Addition], drop: Drop, beginnings: tuple[str, ...], signed_char: bool) -> Cache:
-    """The cache with additions and without dropped entries; the same object when it is so already."""
-    new, replaced, kept = _place(cache, add, signed_char)
-    gone = (replaced | _dropped(cache, drop, beginnings, signed_char)) - kept
-    if not new and not gone:
-        return cache
-    strings, rows = _append_strings(cache, new)
-    return replace(cache, table=_splice(cache.table, rows, gone), strings=strings)
-
-
-def _place(cache: Cache, add: Sequence[Addition], signed_char: bool) -> tuple[list[_New], set[int], set[int]]:
-    """What is new, in ld.so's order; the indices of entries that it replaces; those of entries that are right."""
-    ranks = _Ranks(cache, signed_char)
-    ranked = [(_rank(_encode(name), signed_char), flags, _encode(name), _encode(path)) for name, path, flags in add]
-    wanted = {(addition[0], addition[1] & ARCHITECTURE): addition for addition in ranked}
-    new: list[_New] = []
-    replaced: set[int] = set()
-    kept: set[int] = set()
-    for rank, flags, name, path in sorted(wanted.values(), reverse=True):
-        before, same = _same_name(cache, rank, flags, ranks)
-        if len(same) == 1 and _is(cache, same[0], name, path, flags):
-            kept.add(same[0])
-        else:
-            replaced.update(same)
-            new.append(_New(before, name, path, flags))
-    return new, replaced, kept
-
-
-def _same_name(cache: Cache, rank: Rank, flags: int, ranks: _Ranks) -> tuple[int, list[int]]:
-    """The index before which an entry of this name and these flags belongs, and those of its architecture there now."""
-    index = before = ranks.first_at_most(rank)
-    same: list[int] = []
-    while index < cache.count and ranks.at(index) == rank:
-        found = _row(cache, index)[0]
-        if found & ARCHITECTURE == flags & ARCHITECTURE:
-            same.append(index)
-        if found > flags:
-            before = index + 1
-        index += 1
-    return before, same
-
-
-def _is(cache: Cache, index: int, name: bytes, path: bytes, flags: int) -> bool:
-    found, name_at, path_at, osversion, low, high = _row(cache, index)
-    return (
-        (found, osversion, low, high) == (flags, 0, 0, 0)
-        and _string(cache, name_at, MAX_NAME) == name
-        and _string(cache, path_at, MAX_PATH) == path
-    )
-
-
-def _dropped(cache: Cache, drop: Drop, beginnings: tuple[str, ...], signed_char: bool) -> set[int]:
-    if not drop:
-        return set()
-    asked = drop if callable(drop) else lambda name, path: (name, path) in drop
-    candidates = _candidates(cache, beginnings, signed_char)
-    return {index for index, name, path in candidates if asked(_decode(name), _decode(path))}
-
-
-def _candidates(cache: Cache, beginnings: tuple[str, ...], signed_char: bool) -> Iterator[tuple[int, bytes, bytes]]:
-    """Index, name and path of the entries whose names have one of the beginnings, which stand together."""
-    if "" in beginnings:
-        yield from ((index, _encode(name), _encode(path)) for index, (name, path, _) in enumerate(_lines(cache)))
-        return
-    ranks = _Ranks(cache, signed_char)
-    for beginning in beginnings:
-        *parts, last = _rank(_encode(beginning), signed_char)
-        stem = bytes(last)[:-1]  # without the end of the name
-        index = ranks.first_at_most((*parts, stem + _ABOVE_ALL + _ABOVE_ALL))
-        while index < cache.count and ranks.at(index) >= (*parts, stem):
-            name, path, _ = _line(cache, index)
-            yield index, name, path
-            index += 1
-
-
-def _append_strings(cache: Cache, new: Sequence[_New]) -> tuple[bytes, list[tuple[int, bytes]]]:
-    """The string table with the new names and paths; for each new entry its index and its bytes in the table."""
-    pieces = [cache.strings]
-    at = cache.strings_at + len(cache.strings)
-    rows: list[tuple[int, bytes]] = []
-    for entry in new:
-        shared = entry.path.endswith(entry.name)
-        text = entry.path + b"\0" if shared else entry.path + b"\0" + entry.name + b"\0"
-        pieces.append(text)
-        name_at = at + len(text) - len(entry.name) - 1
-        rows.append((entry.before, _table((entry.flags, name_at, at, 0, 0, 0))))
-        at += len(text)
-    return b"".join(pieces), rows
-
-
-def _splice(table: bytes, rows: Iterable[tuple[int, bytes]], gone: Iterable[int]) -> bytes:
-    """The table with each row before the entry of its index, in the order given, and without entries that are gone."""
-    edits = [(index, index, row) for index, row in rows] + [(index, index + 1, b"") for index in gone]
-    edits.sort(key=lambda edit: edit[:2])
-    pieces: list[bytes] = []
-    at = 0
-    for start, end, row in edits:
-        pieces += (table[at * _ENTRY : start * _ENTRY], row)
-        at = end
-    return b"".join((*pieces, table[at * _ENTRY :]))
-
-
 # Writing
 
 
-def _build(cache: Cache) -> bytes:
-    """The file, in the new form.
+def build(cache: Cache) -> bytes:
+    """The file of a little-endian cache, in the new form. Raises LoaderCacheError when it would be too large.
 
     A compat file with an extension keeps an old table, an empty one. ldconfig counts the offsets of glibc-hwcaps names
     from the new header and ld.so (2.36) from the start of the file, so that it passes over such entries wherever an old
     table comes first. In the new form they would come to life, and names resolve to other files than before.
     """
     before = _OLD_MAGIC.ljust(_OLD_HEADER, b"\0") if cache.form == "compat" and cache.sections else b""
-    strings_at = _HEADER + _ENTRY * cache.count
+    strings_at = _HEADER + ENTRY_SIZE * cache.count
     shift = strings_at - cache.strings_at
     end = len(before) + strings_at + len(cache.strings)
     padding = b"\0" * (-end % 4)

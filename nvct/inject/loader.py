@@ -9,7 +9,7 @@ from __future__ import annotations
 import errno
 import os
 
-from nvct import ldcache
+from nvct import ldcache, ldmerge
 from nvct.inject.files import replace_file
 
 TYPE_CHECKING = False
@@ -62,7 +62,7 @@ def update_loader_cache(
             found[path] = not places.root.leads_nowhere(path)
         return not found[path]
 
-    new = ldcache.merge(old, add, is_stale, parsed, prefixes)
+    new = ldmerge.merge(old, add, is_stale, parsed, prefixes)
     if new != old:
         replace_file(parent, NAME, new, None, old, ledger, PATH)
     return ()

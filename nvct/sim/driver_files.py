@@ -157,7 +157,7 @@ def _ldconfig() -> str | None:
 
 
 def _own_loader_cache(folder: Folder, version: str) -> bytes:
-    from nvct import ldcache
+    from nvct import ldcache, ldmerge
 
     machine = os.uname().machine
     entries = []
@@ -173,7 +173,7 @@ def _own_loader_cache(folder: Folder, version: str) -> bytes:
                 continue
             names = {library.soname.format(v=version), library.development} - {""}
             entries += [(name, f"/{where}/{name}", flags) for name in sorted(names)]
-    return ldcache.merge(None, entries, set())
+    return ldmerge.merge(None, entries, set())
 
 
 def write_debian_root(folder: Folder) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from nvct import ldcache
+from nvct import ldcache, ldmerge
 from nvct.sim.driver_files import STANDALONE, build_nvml, write_debian_root
 from nvct.sim.folder import Folder
 from nvct.sim.toolchain import Job, Toolchain
@@ -70,4 +70,4 @@ def _write_loader_cache(folder: Folder) -> None:
     flags = ldcache.flags_for(os.uname().machine, 64)
     names = ("libdxcore.so", "libcuda.so", "libcuda.so.1", NVML)
     entries = [(name, f"/{LIBRARY_FOLDER}/{name}", flags) for name in names]
-    folder.file("etc/ld.so.cache", ldcache.merge(None, entries))
+    folder.file("etc/ld.so.cache", ldmerge.merge(None, entries))

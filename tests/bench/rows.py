@@ -22,7 +22,7 @@ from typing import NamedTuple
 
 import yaml
 
-from nvct import ldcache
+from nvct import ldcache, ldmerge
 from nvct.sim.bundle import config as container
 from nvct.sim.bundle import make_rootfs, write_config
 from tests.support.bare import BareContainer
@@ -202,7 +202,7 @@ def _state(pid: int, bundle: Path) -> str:
 def _with_many_libraries(cache: bytes) -> bytes:
     flags = ldcache.flags_for(os.uname().machine, 64)
     names = [f"libexample-{number:05}.so.{number % 7}" for number in range(LIBRARIES)]
-    return ldcache.merge(cache, [(name, f"/usr/lib/example/{name}", flags) for name in names])
+    return ldmerge.merge(cache, [(name, f"/usr/lib/example/{name}", flags) for name in names])
 
 
 def _kernel(case: Case) -> list[Hook]:

@@ -13,7 +13,8 @@ from typing import Any
 
 import pytest
 
-from nvct.ldcache import flags_for, merge
+from nvct.ldcache import flags_for
+from nvct.ldmerge import merge
 from nvct.node.cache import cache_path
 from nvct.sim import bundle as bundles
 from nvct.sim import mig

@@ -10,7 +10,7 @@ import json
 from collections.abc import Callable
 from typing import NamedTuple
 
-from nvct import edits, fastjson, ldcache, requirements, settings
+from nvct import edits, fastjson, ldcache, ldmerge, requirements, settings
 from nvct.cdi import check, registry
 from nvct.errors import ConfigError, NvctError
 from nvct.inject import cgroup
@@ -64,7 +64,7 @@ def loader_cache(data: bytes) -> None:
     """
     try:
         old = [(entry.name, entry.path) for entry in ldcache.parse(data).entries] if data else []
-        new = ldcache.merge(data, ADDED)
+        new = ldmerge.merge(data, ADDED)
     except ldcache.LoaderCacheError as error:
         _check_message(error)
         return
@@ -72,13 +72,13 @@ def loader_cache(data: bytes) -> None:
     assert {(name, path) for name, path, _ in ADDED} <= found
     replaced = {name for name, _, _ in ADDED}
     assert {(name, path) for name, path in old if name not in replaced} <= found | set(_same_names(old, replaced))
-    assert ldcache.merge(new, ADDED) == new
+    assert ldmerge.merge(new, ADDED) == new
 
 
 def _same_names(old: list[tuple[str, str]], replaced: set[str]) -> list[tuple[str, str]]:
     """Entries of other names that ld.so holds equal to a replaced one: numbers with leading zeros."""
-    ranks = {ldcache._rank(name.encode(), True) for name in replaced}
-    return [(name, path) for name, path in old if ldcache._rank(name.encode("utf-8", "surrogateescape"), True) in ranks]
+    ranks = {ldmerge._rank(name.encode(), True) for name in replaced}
+    return [(name, path) for name, path in old if ldmerge._rank(name.encode("utf-8", "surrogateescape"), True) in ranks]
 
 
 def config_json(data: bytes) -> None:
@@ -211,7 +211,7 @@ def _spec(*env: str, **parts: object) -> bytes:
     return json.dumps({**spec, "root": {"path": "rootfs"}, **parts}).encode()
 
 
-_CACHE = ldcache.merge(
+_CACHE = ldmerge.merge(
     None, [*ADDED, ("libc.so.6", "/lib64/libc.so.6", X86_64), ("libfoo-10.so", "/opt/libfoo-10.so", 3)]
 )
 _OLD_CACHE = b"ld.so-1.7.0".ljust(16, b"\0").replace(b"\0\0\0\0\0", b"\0\1\0\0\0", 1) + bytes(12) + b"libfoo.so\0"

@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 import pytest
 
-from nvct import ldcache
+from nvct import ldcache, ldmerge
 from nvct.inject import links, loader
 from nvct.node.cache import cache_path
 from nvct.node.current import current
@@ -211,7 +211,7 @@ def start(node: Ready, container: BareContainer, memory: int = MOST_MEMORY) -> D
 
 
 def cache_of(entries: int, name: Callable[[int], str], path: Callable[[int], str]) -> bytes:
-    return ldcache.merge(None, [(name(n), path(n), 0x0303) for n in range(entries)])
+    return ldmerge.merge(None, [(name(n), path(n), 0x0303) for n in range(entries)])
 
 
 def header(entries: int, size: int, rest: bytes = b"") -> bytes:

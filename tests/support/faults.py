@@ -29,7 +29,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from nvct import ldcache
+from nvct import ldcache, ldmerge
 from nvct.inject import bpf
 from nvct.inject.device_program import EXIT, SET, instruction
 from nvct.node.cache import cache_path
@@ -232,7 +232,7 @@ def make_image(rootfs: Path) -> None:
     (rootfs / "usr/bin/nvidia-smi").symlink_to("nowhere")
     cache = rootfs / "etc/ld.so.cache"
     flags = ldcache.flags_for(os.uname().machine, 64)
-    cache.write_bytes(ldcache.merge(None, [("libc.so.6", f"/{libraries}/libc.so.6", flags)], lambda name, path: False))
+    cache.write_bytes(ldmerge.merge(None, [("libc.so.6", f"/{libraries}/libc.so.6", flags)], lambda name, path: False))
     cache.chmod(0o640)
     os.chown(cache, 5, 6)
 

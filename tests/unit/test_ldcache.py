@@ -18,8 +18,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nvct import ldcache
-from nvct.ldcache import Entry, LoaderCacheError, flags_for, merge, parse
+from nvct import ldcache, ldmerge
+from nvct.ldcache import Entry, LoaderCacheError, flags_for, parse
+from nvct.ldmerge import merge
 
 NATIVE = flags_for(platform.machine(), 64)
 FORMS = ("old", "compat", "new")
@@ -410,14 +411,14 @@ ADDITIONS = st.lists(st.tuples(NAMES, st.sampled_from(["/a/x", "/b/y.so"]), FLAG
 
 @given(NAMES.map(os.fsencode), NAMES.map(os.fsencode), st.booleans())
 def test_ranks_compare_as_the_loader_compares(one: bytes, other: bytes, signed: bool) -> None:
-    rank = functools.partial(ldcache._rank, signed_char=signed)
+    rank = functools.partial(ldmerge._rank, signed_char=signed)
     by_rank = (rank(one) > rank(other)) - (rank(one) < rank(other))
     by_loader = libcmp(one, other, signed)
     assert by_rank == (by_loader > 0) - (by_loader < 0)
 
 
 def test_long_numbers_wrap_as_in_c() -> None:
-    rank = functools.partial(ldcache._rank, signed_char=True)
+    rank = functools.partial(ldmerge._rank, signed_char=True)
     assert rank(b"lib4294967297.so") == rank(b"lib1.so")
     assert rank(b"lib2147483648.so") < rank(b"lib1.so")
     assert rank(b"lib" + b"9" * 252) != rank(b"lib1.so")
@@ -425,7 +426,7 @@ def test_long_numbers_wrap_as_in_c() -> None:
 
 def resolved(additions: list[tuple[str, str, int]]) -> dict[tuple[object, int], str]:
     """What a cache of these lines answers, for names as ld.so tells them apart."""
-    rank = functools.partial(ldcache._rank, signed_char=True)
+    rank = functools.partial(ldmerge._rank, signed_char=True)
     return {(rank(os.fsencode(name)), flags): path for name, path, flags in additions}
 
 
@@ -444,7 +445,7 @@ def test_a_merge_answers_as_its_model(
     kept = [(entry.name, entry.path, entry.flags) for entry in parse(before).entries]
     model = resolved([line for line in kept if line[:2] not in gone]) | resolved(new)
     for name, _, flags in old + new:
-        key = (ldcache._rank(os.fsencode(name), True), flags)
+        key = (ldmerge._rank(os.fsencode(name), True), flags)
         assert looked_up(merged, name, flags) == model.get(key)
     assert len(listing(merged)) == len(model)
     assert merge(merged, new, gone) is merged
@@ -709,7 +710,7 @@ def test_a_hundred_thousand_entries_of_one_name_are_merged_in_bounded_time() -> 
 def test_the_hook_may_import_it() -> None:
     banned = "click yaml pynvml pyroute2 psutil dataclasses typing pathlib subprocess logging argparse re json ctypes"
     banned += " struct functools collections contextlib enum tempfile shutil"
-    script = f"import sys; sys.path.insert(0, {str(Path(ldcache.__file__).parents[1])!r}); import nvct.ldcache"
+    script = f"import sys; sys.path.insert(0, {str(Path(ldcache.__file__).parents[1])!r}); import nvct.ldmerge"
     script += f"; print(*sorted(set({banned.split()!r}) & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-I", "-S", "-c", script], check=True, capture_output=True, text=True)
     assert done.stdout.strip() == ""

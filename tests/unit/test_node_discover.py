@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from node_tree import ACCESS, MACHINE, MAJORS, TRIPLET, VERSION, NodeTree, fake_nvml, write
 
-from nvct import ldcache
+from nvct import ldcache, ldmerge
 from nvct.errors import DriverError
 from nvct.model import DeviceNode, Gpu, MigDevice, Roots
 from nvct.node import nvml
@@ -217,7 +217,7 @@ def test_the_four_verdicts_are_four_texts(tmp_path: Path) -> None:
 def test_a_stale_loader_cache_is_told_when_the_libraries_are_gone(tree: NodeTree) -> None:
     shutil.rmtree(tree.root / "usr")
     line = ("libcuda.so.1", f"{TRIPLET}/libcuda.so.1", ldcache.flags_for(MACHINE, 64))
-    write(tree.root / "etc/ld.so.cache", ldcache.merge(None, [line]))
+    write(tree.root / "etc/ld.so.cache", ldmerge.merge(None, [line]))
     message = failure(tree)
     assert "loader cache is stale" in message
     assert f"{TRIPLET}/libcuda.so.1" in message

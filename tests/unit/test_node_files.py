@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from node_tree import ARCHITECTURE, MACHINE, TRIPLET, VERSION, NodeTree, fake_nvml, shared_object, write
 
-from nvct import ldcache
+from nvct import ldcache, ldmerge
 from nvct.model import BINARY, FIRMWARE, LIBRARY, LIBRARY32, SOCKET, DriverFile
 from nvct.node import catalog
 from nvct.node.files import (
@@ -39,7 +39,7 @@ def paths(found: LibrarySearch) -> list[str]:
 def write_cache(tree: NodeTree, *paths: str, flags: int | None = None) -> None:
     bits = ldcache.flags_for(MACHINE, 64) if flags is None else flags
     additions = [(os.path.basename(path), path, bits) for path in paths]
-    write(tree.root / "etc/ld.so.cache", ldcache.merge(None, additions))
+    write(tree.root / "etc/ld.so.cache", ldmerge.merge(None, additions))
 
 
 def test_a_library_is_described_by_its_own_header(tree: NodeTree) -> None:

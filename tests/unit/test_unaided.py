@@ -10,7 +10,8 @@ import pytest
 
 from nvct.inject.rootfs import ConfinedRoot
 from nvct.inject.unaided import why_not_unaided
-from nvct.ldcache import flags_for, merge
+from nvct.ldcache import flags_for
+from nvct.ldmerge import merge
 from nvct.model import CacheEdit
 
 WIDE, NARROW = "/usr/lib/x86_64-linux-gnu", "/usr/lib/i386-linux-gnu"

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from node_tree import NodeTree
 
-from nvct import ldcache, settings
+from nvct import ldcache, ldmerge, settings
 from nvct.errors import DriverError, RequestError, StaleInventory
 from nvct.model import BINARY, LIBRARY, WSL, Ask, Edits, Inventory, Request
 from nvct.node import cache, wsl
@@ -122,7 +122,7 @@ def test_libdxcore_is_found_behind_a_link_and_through_the_loader_cache(node: Nod
     else:
         flags = ldcache.flags_for(os.uname().machine, 64)
         entries = [("libdxcore.so", "/usr/lib/other/libdxcore.so.5", flags)]
-        (node.folder / "etc/ld.so.cache").write_bytes(ldcache.merge(None, entries))
+        (node.folder / "etc/ld.so.cache").write_bytes(ldmerge.merge(None, entries))
     edits = planned(node.discover(), "all")
     (mount,) = [mount for mount in edits.mounts if mount.target.endswith("libdxcore.so")]
     assert (mount.source, mount.target) == (str(other), f"/{LIBRARY_FOLDER}/libdxcore.so")
