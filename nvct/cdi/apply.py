@@ -11,6 +11,7 @@ import stat
 
 from nvct.edits import HOOK_ENV
 from nvct.errors import RequestError
+from nvct.specparts import list_of, object_of
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -41,8 +42,8 @@ def apply(spec: Json, edits: Sequence[Json]) -> Json:
     that is not on this machine.
     """
     new = dict(spec)
-    process = new["process"] = _copy(spec, "process", dict)
-    linux = new["linux"] = _copy(spec, "linux", dict)
+    process = new["process"] = object_of(spec, "process")
+    linux = new["linux"] = object_of(spec, "linux")
     for edit in edits:
         for entry in edit.get("env", ()):
             _set(process, "env", entry, lambda other: str(other).partition("=")[0])
@@ -50,7 +51,7 @@ def apply(spec: Json, edits: Sequence[Json]) -> Json:
             _add_node(linux, node, process.get("user"))
         for device in edit.get("netDevices", ()):
             named = {device["hostInterfaceName"]: {"name": device["name"]}}
-            linux["netDevices"] = {**_copy(linux, "netDevices", dict), **named}
+            linux["netDevices"] = {**object_of(linux, "netDevices"), **named}
         for mount in edit.get("mounts", ()):
             _set(new, "mounts", _mount(mount, linux), lambda other: other.get("destination"))
         for hook in edit.get("hooks", ()):
@@ -70,7 +71,7 @@ def _depth(path: str) -> int:
 
 def _set(place: Json, name: str, entry: Any, key: Callable[[Any], object]) -> None:
     """Append an entry to a list, in the place of all that have the same key."""
-    place[name] = [other for other in _copy(place, name, list) if key(other) != key(entry)] + [entry]
+    place[name] = [other for other in list_of(place, name) if key(other) != key(entry)] + [entry]
 
 
 def _add_node(linux: Json, node: Json, user: object) -> None:
@@ -88,8 +89,8 @@ def _add_node(linux: Json, node: Json, user: object) -> None:
     if device["type"] not in ("b", "c") or access == "none":
         return
     rule = {name: device[name] for name in ("type", "major", "minor")}
-    linux["resources"] = resources = _copy(linux, "resources", dict)
-    rules = _copy(resources, "devices", list)
+    linux["resources"] = resources = object_of(linux, "resources")
+    rules = list_of(resources, "devices")
     new = {"allow": True, **rule, "access": access}
     resources["devices"] = rules if new in rules else [*rules, new]
 
@@ -123,23 +124,14 @@ def _mount(mount: Json, linux: Json) -> Json:
 def _add_hook(spec: Json, hook: Json) -> None:
     entry: Json = {name: hook[name] for name in ("path", "args", "timeout") if name in hook}
     entry["env"] = list(hook.get("env") or HOOK_ENV)
-    hooks = spec["hooks"] = _copy(spec, "hooks", dict)
-    stage = _copy(hooks, hook["hookName"], list)
+    hooks = spec["hooks"] = object_of(spec, "hooks")
+    stage = list_of(hooks, hook["hookName"])
     hooks[hook["hookName"]] = stage if entry in stage else [*stage, entry]
 
 
 def _add_groups(process: Json, groups: Sequence[int]) -> None:
     wanted = [group for group in groups if group]
     if wanted:
-        user = process["user"] = _copy(process, "user", dict)
-        old = _copy(user, "additionalGids", list)
+        user = process["user"] = object_of(process, "user")
+        old = list_of(user, "additionalGids")
         user["additionalGids"] = [*old, *(group for group in dict.fromkeys(wanted) if group not in old)]
-
-
-def _copy(parent: Json, name: str, kind: Callable[..., Any]) -> Any:
-    value = parent.get(name)
-    if value is None:
-        return kind()
-    if type(value) is not kind:
-        raise RequestError(f"`{name}` in config.json is {value!r:.80}, expected what an OCI runtime spec has there")
-    return kind(value)

@@ -9,10 +9,11 @@ from __future__ import annotations
 from nvct.edits import HOOK_ENV, HOOK_STAGE
 from nvct.errors import RequestError
 from nvct.record import record
+from nvct.specparts import list_of, object_of
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
     from typing import Any
 
     from nvct.model import DeviceEdit, MountEdit
@@ -69,15 +70,15 @@ def with_change(spec: Spec, change: Change) -> Spec:
     specification gives it.
     """
     new = dict(spec)
-    linux = new["linux"] = _object(spec, "linux")
-    resources = linux["resources"] = _object(linux, "resources")
-    process = new["process"] = _object(spec, "process")
+    linux = new["linux"] = object_of(spec, "linux")
+    resources = linux["resources"] = object_of(linux, "resources")
+    process = new["process"] = object_of(spec, "process")
     _add(linux, "devices", [_device(node) for node in _absent(linux, change.nodes)])
     _add(resources, "devices", [_rule(device) for device in change.rules])
     _add(new, "mounts", [_mount(mount) for mount in change.mounts])
     set_env(process, change.env)
     if change.hook:
-        hooks = new["hooks"] = _object(spec, "hooks")
+        hooks = new["hooks"] = object_of(spec, "hooks")
         path, *arguments = change.hook
         _add(hooks, HOOK_STAGE, [{"path": path, "args": arguments, "env": list(HOOK_ENV)}])
     return new
@@ -85,7 +86,7 @@ def with_change(spec: Spec, change: Change) -> Spec:
 
 def difference(old: Spec, new: Spec) -> list[Spec]:
     """What makes `new` of `old`: for each of the places that changes are about its path, what came and what went."""
-    stages = dict.fromkeys((*_object(old, "hooks"), *_object(new, "hooks")))
+    stages = dict.fromkeys((*object_of(old, "hooks"), *object_of(new, "hooks")))
     found = []
     for path in (*_LISTS, *_OBJECTS, *(("hooks", stage) for stage in stages)):
         before, after = _entries(old, path), _entries(new, path)
@@ -158,10 +159,10 @@ def _names(path: tuple[str, ...], entries: list[Any]) -> list[object]:
 def _entries(spec: Spec, path: Sequence[str]) -> list[Any]:
     """What is at one of the places that changes are about."""
     for parent in path[:-1]:
-        spec = _object(spec, parent)
+        spec = object_of(spec, parent)
     if tuple(path) in _OBJECTS:
-        return [[key, value] for key, value in _object(spec, path[-1]).items()]
-    return _list(spec, path[-1])
+        return [[key, value] for key, value in object_of(spec, path[-1]).items()]
+    return list_of(spec, path[-1])
 
 
 def _put(spec: Spec, path: Sequence[str], entries: list[Any]) -> None:
@@ -170,7 +171,7 @@ def _put(spec: Spec, path: Sequence[str], entries: list[Any]) -> None:
     """
     *parents, name = path
     for parent in parents:
-        spec[parent] = spec = _object(spec, parent)
+        spec[parent] = spec = object_of(spec, parent)
     if tuple(path) not in _OBJECTS:
         spec[name] = entries
     elif entries:
@@ -185,15 +186,15 @@ def check_shape(spec: Spec) -> None:
     """
     for path in (*_LISTS, *_OBJECTS):
         _entries(spec, path)
-    stages = [("hooks", stage) for stage in _object(spec, "hooks")]
+    stages = [("hooks", stage) for stage in object_of(spec, "hooks")]
     for place in (*_OF_OBJECTS, *stages):
         for entry in _entries(spec, place):
             if not isinstance(entry, dict):
                 raise RequestError(
                     f"`{'.'.join(place)}` in config.json has {entry!r:.80}; expected objects, as in `runc spec`"
                 )
-    for mount in _list(spec, "mounts"):
-        _texts(mount, "mounts", ("destination", "source", "type"), _list(mount, "options"))
+    for mount in list_of(spec, "mounts"):
+        _texts(mount, "mounts", ("destination", "source", "type"), list_of(mount, "options"))
     for node in _entries(spec, _NODES):
         _texts(node, "linux.devices", ("path", "type"))
 
@@ -208,8 +209,8 @@ def _texts(entry: Spec, where: str, keys: Sequence[str], more: Sequence[object] 
 
 def without_gpu_hooks(spec: Spec) -> Spec:
     """The spec without the hooks by which engines have a container given GPUs: it gets them by the spec itself."""
-    hooks = _object(spec, "hooks")
-    kept = {stage: [hook for hook in _list(hooks, stage) if not _gives_gpus(hook)] for stage in hooks}
+    hooks = object_of(spec, "hooks")
+    kept = {stage: [hook for hook in list_of(hooks, stage) if not _gives_gpus(hook)] for stage in hooks}
     return {**spec, "hooks": kept} if kept != hooks else spec
 
 
@@ -220,7 +221,7 @@ def _gives_gpus(hook: object) -> bool:
 
 def _absent(linux: Spec, nodes: Sequence[Node]) -> list[Node]:
     """The nodes that the spec does not have. Raises RequestError where it has another device under a node's path."""
-    there = {entry.get("path"): entry for entry in _list(linux, "devices") if isinstance(entry, dict)}
+    there = {entry.get("path"): entry for entry in list_of(linux, "devices") if isinstance(entry, dict)}
     absent = []
     for node in nodes:
         found = there.get(node.edit.path)
@@ -265,7 +266,7 @@ def _mount(mount: MountEdit) -> Spec:
 
 def _add(place: Spec, name: str, entries: list[Spec]) -> None:
     """Append the entries that are not there to a list of the spec. Ours come last, where they outweigh the others."""
-    old = _list(place, name)
+    old = list_of(place, name)
     new = [entry for entry in entries if not any(_is_same(entry, other) for other in old)]
     if new:
         place[name] = old + new
@@ -283,25 +284,5 @@ def _is_same(entry: Spec, other: object) -> bool:
 def set_env(process: Spec, env: dict[str, str]) -> None:
     """Give variables of a spec's `process` their values, each once."""
     for name, value in env.items():
-        kept = [entry for entry in _list(process, "env") if str(entry).partition("=")[0] != name]
+        kept = [entry for entry in list_of(process, "env") if str(entry).partition("=")[0] != name]
         process["env"] = [*kept, f"{name}={value}"]
-
-
-def _object(parent: Spec, name: str) -> Spec:
-    value: Spec = _part(parent, name, dict, "an object")
-    return value
-
-
-def _list(parent: Spec, name: str) -> list[Any]:
-    value: list[Any] = _part(parent, name, list, "a list")
-    return value
-
-
-def _part(parent: Spec, name: str, kind: Callable[..., Any], words: str) -> Any:
-    """A copy of a part of the spec, which may be absent."""
-    value = parent.get(name)
-    if value is None:
-        return kind()
-    if type(value) is not kind:
-        raise RequestError(f"`{name}` in config.json is {value!r:.80}; expected {words}, as `runc spec` writes it")
-    return kind(value)

@@ -12,15 +12,12 @@ import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from nvct.edits import HOOK_ENV
 from nvct.errors import NvctError
 
 # What the programs of a simulated driver, and a shell to look around with, need of the C library.
 _GLIBC = ("libc.so.6", "libm.so.6", "libdl.so.2", "libpthread.so.0", "librt.so.1")
 _APPLETS = ("sh", "cat", "head", "ls", "mkdir", "mknod", "readlink", "rm", "sleep", "sort", "stat", "test", "true")
-
-# Without an env of its own a hook gets that of the runtime, or in some stages that of the image, LD_PRELOAD included;
-# and an empty one counts as none.
-HOOK_ENV = ("PATH=/usr/sbin:/usr/bin:/sbin:/bin",)
 
 FAMILIES = ("debian", "lib64", "busybox")
 

@@ -23,8 +23,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from nvct.edits import HOOK_ENV
 from nvct.record import replace
-from nvct.sim.bundle import HOOK_ENV
 from nvct.sim.profiles import spec_from_profile
 from nvct.sim.spec import NodeSpec, NvmlBehaviour
 from tests.bench import report

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from nvct.sim.bundle import HOOK_ENV
+from nvct.edits import HOOK_ENV
 from tests.support.docker import PROGRAMS, Dockerd, assert_exactly, device_nodes, why_no_dockerd
 from tests.support.nodes import SimNode
 from tests.support.runc import explained, kernel_hook, nvct_runtime

@@ -19,7 +19,7 @@ FLOORS = (
     ("__init__", "record", "errors", "fastjson", "trust"),
     ("userns", "strictyaml"),
     ("model",),
-    ("settings", "ldcache", "edits"),
+    ("settings", "ldcache", "edits", "specparts"),
     ("ldmerge",),
     ("requirements", "request", "established"),
     ("plan",),
